@@ -1,0 +1,232 @@
+"""What flows between tasks, algorithms and the training loop: `Spec`, `Step`, `Rollout`, `Clock`, `Mean`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt
+
+Action = Array  # int32 [..., agent], int32 [..., agent, branch], float32 [..., agent, dim] or bool [..., agent, bit]
+Carry = PyTree[Array]
+Metrics = dict[str, "Mean"]
+S = TypeVar("S")
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """The padded action space that all agents share."""
+
+    kind: Literal["discrete", "multi_discrete", "multi_binary", "box"]
+    sizes: tuple[int, ...]
+    """discrete: (actions,); multi_discrete: one size per branch; multi_binary: (bits,); box: (dimensions,)."""
+    low: float = -1.0
+    """Lower bound of a box."""
+    high: float = 1.0
+    """Upper bound of a box."""
+
+    @property
+    def width(self) -> int:
+        """Columns of `Step.legal`, and of the head that scores actions."""
+        return sum(self.sizes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one agent's action."""
+        return () if self.kind == "discrete" else (len(self.sizes),) if self.kind == "multi_discrete" else self.sizes
+
+    @property
+    def dtype(self) -> np.dtype:
+        kinds = {"discrete": np.int32, "multi_discrete": np.int32, "multi_binary": np.bool_, "box": np.float32}
+        return np.dtype(kinds[self.kind])
+
+
+@dataclass(frozen=True)
+class Entities:
+    """`count` consecutive blocks of `size` numbers, from `start`, in every agent's observation."""
+
+    name: str
+    start: int
+    count: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The static facts of a task: shapes, padding, teams, units."""
+
+    name: str
+    agents: tuple[str, ...]
+    obs_shape: tuple[int, ...]
+    """Padded shape of one agent's observation."""
+    action: ActionSpec
+    limit: int
+    """Transitions after which an episode is cut (a truncation unless the task says otherwise)."""
+    state_shape: tuple[int, ...] = ()
+    """Shape of `Step.state`. () means the task has no state of its own: the state is all observations, joined."""
+    obs_sizes: tuple[int, ...] = ()
+    """Real observation length of each agent before padding; () means no padding."""
+    action_sizes: tuple[int, ...] = ()
+    """Real number of actions of each agent before padding; () means no padding."""
+    teams: tuple[str, ...] = ()
+    """Team of each agent; () means one team."""
+    cooperative: bool = True
+    """Whether maximising the mean reward of all agents is the goal."""
+    score: Literal["return", "success"] = "return"
+    """What an episode is scored by: the mean over agents of their returns, or `Step.success`."""
+    obs_dtype: str = "float32"
+    position: tuple[int, ...] = ()
+    """Where an agent's own position stands in its observation; () if nowhere."""
+    entities: tuple[Entities, ...] = ()
+    """How an observation splits into entity tokens; () means it is one token."""
+
+    @property
+    def n_agents(self) -> int:
+        return len(self.agents)
+
+    @property
+    def obs_size(self) -> int:
+        return int(np.prod(self.obs_shape))
+
+    @property
+    def state_size(self) -> int:
+        """Length of what `global_state` returns."""
+        return int(np.prod(self.state_shape)) if self.state_shape else self.n_agents * self.obs_size
+
+
+class Step(eqx.Module):
+    """What all agents see at one moment, and what their last action brought. Leading axes are free.
+
+    An episode is a run of steps from `first` to `last`. The step after `last` is the `first` of the next episode: the
+    action taken at `last` is ignored, so the observation before the reset is a row of its own and truncation
+    bootstraps from it like from any other row.
+    """
+
+    obs: Float[Array, "*b agent *obs"] | UInt[Array, "*b agent *obs"]
+    state: Float[Array, "*b *state"]
+    """Size 0 where `Spec.state_shape` is ()."""
+    legal: Bool[Array, "*b agent action"]
+    """All true for a box."""
+    alive: Bool[Array, "*b agent"]
+    reward: Float[Array, "*b agent"]
+    """Of the action that led here; 0 at `first`."""
+    discount: Float[Array, "*b agent"]
+    """0 at and after the action that ended this agent's life, or the episode, for good; a time limit keeps 1."""
+    first: Bool[Array, "*b"]
+    """This observation opens an episode: reset carries before reading it."""
+    last: Bool[Array, "*b"]
+    """This observation closes an episode (terminated or cut)."""
+    success: Float[Array, "*b"]
+    """The task's own score of the episode (1 for a win); read at `last`, 0 where the task has none."""
+
+
+class Rollout(eqx.Module):
+    """`time` transitions of `env` environments; transition t leads from row t to row t + 1."""
+
+    step: Step  # [time + 1, env, ...]
+    action: Action  # [time, env, agent, ...]
+    extra: PyTree[Array]  # [time, env, ...] what act() wants back: log-probs, values
+    carry: Carry  # [segment, env, ...] what act() carried into the first row of each segment
+    filled: Bool[Array, "time env"]
+    """Transitions that count: not the one out of a `last` row; with restarts, only the first episode's."""
+
+
+class Clock(eqx.Module):
+    """Where the run is."""
+
+    iteration: Int[Array, ""]
+    """The same for all members of a run: use it for anything that decides control flow or a buffer position."""
+    steps: UInt[Array, ""]
+    """Environment steps (joint transitions) that this member has taken."""
+    budget: Float[Array, ""]
+    """Environment steps that the run is planned for."""
+
+    @property
+    def progress(self) -> Float[Array, ""]:
+        """Share of the budget used, 0 to 1."""
+        return jnp.minimum(self.steps.astype(jnp.float32) / self.budget, 1.0)
+
+
+class Mean(eqx.Module):
+    """A weighted mean under way; weight 0 means nothing was measured."""
+
+    total: Float[Array, "*b"]
+    weight: Float[Array, "*b"]
+
+    @staticmethod
+    def of(x: Array, where: Array | float = 1.0) -> Mean:
+        """Mean of `x` over the entries that `where` (broadcast) selects."""
+        x = jnp.asarray(x, jnp.float32)
+        weight = jnp.broadcast_to(jnp.asarray(where, jnp.float32), x.shape)
+        # where(), not a product: a masked entry may be infinite.
+        return Mean(jnp.sum(jnp.where(weight > 0, x * weight, 0.0)), jnp.sum(weight))
+
+    @property
+    def value(self) -> Array:
+        """The mean; 0 where nothing was measured."""
+        return self.total / jnp.maximum(self.weight, 1e-9)
+
+
+@dataclass(frozen=True)
+class Collect:
+    """How experience is gathered between two updates."""
+
+    envs: int = 16
+    """Parallel environments of each seed."""
+    length: int = 0
+    """Rows per environment and iteration; 0: the task's episode limit + 1, that is one whole episode and its end."""
+    restart: bool = False
+    """Begin every rollout with a reset and count its first episode only (PyMARL's episodes); otherwise go on."""
+
+
+@runtime_checkable
+class Task(Protocol[S]):
+    """A compiled task: a frozen config whose methods are pure. `step` never resets."""
+
+    @property
+    def spec(self) -> Spec: ...
+    def reset(self, key: Array) -> tuple[S, Step]: ...
+    def step(self, state: S, action: Action, key: Array) -> tuple[S, Step]: ...
+
+
+@runtime_checkable
+class Algorithm(Protocol[A]):
+    """A frozen config whose pure methods move one array-only state. Arrays in `step` lead with an env axis."""
+
+    collect: Collect
+
+    def check(self, spec: Spec) -> None:
+        """Raise `ConfigError` if this config cannot train on such a task."""
+        ...
+
+    def segment(self, spec: Spec) -> int:
+        """Rows between two carries kept in a rollout; 0 for one carry per rollout."""
+        ...
+
+    def init(self, spec: Spec, key: Array) -> A: ...
+    def carry(self, spec: Spec, envs: int) -> Carry: ...
+    def act(
+        self, spec: Spec, state: A, carry: Carry, step: Step, clock: Clock, key: Array, *, greedy: bool
+    ) -> tuple[Carry, Action, PyTree[Array]]: ...
+    def update(self, spec: Spec, state: A, rollout: Rollout, clock: Clock, key: Array) -> tuple[A, Metrics]: ...
+
+
+def global_state(spec: Spec, step: Step) -> Float[Array, "*b state"]:
+    """What a centralised critic or mixer sees: the task's state, or all observations joined (never stored twice)."""
+    batch = step.first.shape
+    return (step.state if spec.state_shape else step.obs).reshape(*batch, -1)
+
+
+def team_discount(step: Step) -> Float[Array, "*b"]:
+    """0 iff the episode terminated: one agent's death does not end the team's return."""
+    return jnp.max(step.discount, axis=-1)
+
+
+def where_env(mask: Bool[Array, "env"], yes: Any, no: Any) -> Any:
+    """Choose between two pytrees whose leaves lead with an env axis."""
+    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b), yes, no)
