@@ -1,0 +1,3 @@
+"""Algorithm families and their presets."""
+
+from rookery.algorithms import presets  # noqa: F401  (fills the registry)

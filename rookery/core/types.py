@@ -179,9 +179,13 @@ class Collect:
     envs: int = 16
     """Parallel environments of each seed."""
     length: int = 0
-    """Rows per environment and iteration; 0: the task's episode limit + 1, that is one whole episode and its end."""
+    """Transitions per environment and iteration, a reset counting as one; 0: one whole episode of the longest kind."""
     restart: bool = False
     """Begin every rollout with a reset and count its first episode only (PyMARL's episodes); otherwise go on."""
+
+    def transitions(self, spec: Spec) -> int:
+        """Transitions per environment and iteration on such a task."""
+        return self.length or spec.limit + (not self.restart)
 
 
 @runtime_checkable
@@ -209,9 +213,13 @@ class Algorithm(Protocol[A]):
         ...
 
     def init(self, spec: Spec, key: Array) -> A: ...
+    def policy(self, state: A) -> PyTree[Array]:
+        """The part of the state that acting needs, and nothing else."""
+        ...
+
     def carry(self, spec: Spec, envs: int) -> Carry: ...
     def act(
-        self, spec: Spec, state: A, carry: Carry, step: Step, clock: Clock, key: Array, *, greedy: bool
+        self, spec: Spec, policy: PyTree[Array], carry: Carry, step: Step, clock: Clock, key: Array, *, greedy: bool
     ) -> tuple[Carry, Action, PyTree[Array]]: ...
     def update(self, spec: Spec, state: A, rollout: Rollout, clock: Clock, key: Array) -> tuple[A, Metrics]: ...
 

@@ -1,0 +1,250 @@
+"""The `rookery` command. Modules that import JAX are imported inside the commands: help must come at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from rookery.app.options import NUMBERS, Train, check, load_registries, parse_train
+from rookery.app.progress import Progress, progress_for
+from rookery.app.text import fact_row, member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
+from rookery.core import config as configs
+from rookery.core.errors import ConfigError, RookeryError, suggest
+from rookery.core.registry import PRESETS
+from rookery.training.config import RunConfig
+
+RunName = tyro.conf.Positional[str]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a run from its newest checkpoint."""
+
+    run: RunName
+    """Path, name or unique beginning of the name of a run."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.training.folder import resolve
+        from rookery.training.train import resume
+
+        path = resolve(self.run, self.out).path
+        return _watched(lambda progress: resume(path, progress), self.quiet, lambda: path)
+
+
+@dataclass(frozen=True)
+class Ls:
+    """List runs."""
+
+    out: Path = Path("runs")
+    """Folder of the runs."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.training.folder import find_runs
+
+        rows = [run_row(run) for run in find_runs(self.out)]
+        if rows or self.json:
+            print_rows(rows, self.json)
+        else:
+            print(f"no runs in {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show one run: config, status, where it was made, newest metrics, scores, files."""
+
+    run: RunName
+    """Path, name or unique beginning of the name of a run."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.training.folder import resolve
+
+        load_registries()
+        run = resolve(self.run, self.out)
+        print("\n".join(show_lines(run)))
+        return 0
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Play greedy episodes with the policies of a run and print their scores."""
+
+    run: RunName
+    """Path, name or unique beginning of the name of a run."""
+    episodes: int = 320
+    """Episodes of each seed."""
+    checkpoint: Literal["best", "last"] = "best"
+    """Which policy of each seed."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        if self.episodes < 1:
+            raise ConfigError(f"--episodes must be at least 1, got {self.episodes}.")
+        from rookery.training.folder import resolve
+        from rookery.training.train import evaluate_run
+
+        frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint)
+        if self.json:
+            print(json.dumps({"members": member_means(frame).to_dicts(), "scores": scores(frame)}, indent=2))
+        else:
+            print(f"{self.checkpoint} policy, {self.episodes} greedy episodes of each seed")
+            print("\n".join(score_lines(frame)))
+        return 0
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """List tasks."""
+
+    filter: tyro.conf.Positional[str] = ""
+    """Show only tasks whose name contains this."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.tasks.catalog import FACTS, describe
+
+        names = [name for name in sorted(FACTS) if self.filter in name]
+        if not names:
+            raise ConfigError(f"no task's name contains '{self.filter}'.{suggest(self.filter, FACTS)}")
+        if self.filter or self.json:
+            print_rows([describe(name) for name in names], self.json)
+        else:
+            # Shapes are known only once a task is built, and to build them all takes half a minute.
+            print_rows([fact_row(name, FACTS[name]) for name in names], self.json)
+            print("`rookery tasks NAME` tells more: agents, shapes, actions, limits.")
+        return 0
+
+
+@dataclass(frozen=True)
+class Algorithms:
+    """List presets: family, what it is, what it needs."""
+
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        load_registries()
+        print_rows([preset_row(name, algo) for name, algo in PRESETS.items()], self.json)
+        return 0
+
+
+COMMANDS: dict[str, type] = {
+    "train": Train,
+    "resume": Resume,
+    "ls": Ls,
+    "show": Show,
+    "eval": Eval,
+    "tasks": Tasks,
+    "algorithms": Algorithms,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if argv[:1] == ["train"]:
+            return train_command(argv[1:])
+        description = "Train, compare and explain multi-agent and memory-based reinforcement learning."
+        # Without a command: the help, not a complaint.
+        return tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="rookery", description=description, args=argv or ["--help"], registry=NUMBERS
+        )()
+    except RookeryError as error:
+        print(f"rookery: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("rookery: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def train_command(argv: Sequence[str]) -> int:
+    """`rookery train`."""
+    load_registries()
+    given, config = parse_train(argv)
+    check(config)
+    if given.dry_run:
+        print(json.dumps(configs.to_json(config), indent=2))
+        return 0
+    return _watched(
+        lambda progress: _train(config, given.out, progress), given.quiet, lambda: _folder_of(config, given.out)
+    )
+
+
+def _train(config: RunConfig, out: Path, progress: Progress) -> None:
+    import jax
+
+    from rookery.training.train import train
+
+    try:
+        train(config, out, progress)
+    except jax.errors.ConcretizationTypeError as error:
+        if not config.sweep:
+            raise
+        paths = " or ".join(sweep.path for sweep in config.sweep)
+        raise ConfigError(
+            f"{paths} decides what is compiled here, so its values cannot be swept in one program. "
+            "Train one run for each value."
+        ) from error
+
+
+def _watched(action: Callable[[Progress], Any], quiet: bool, folder: Callable[[], Path | None]) -> int:
+    """Run an action with a progress display, and say where the run is, also when it is interrupted."""
+    progress = progress_for(quiet=quiet)
+    try:
+        action(progress)
+    except KeyboardInterrupt:
+        progress.close()
+        print(_interrupted(folder()), file=sys.stderr)
+        return 130
+    finally:
+        progress.close()
+    print(folder())
+    return 0
+
+
+def _interrupted(path: Path | None) -> str:
+    if path is None:
+        return "rookery: interrupted before anything was saved."
+    return f"rookery: interrupted. Continue with: rookery resume {path}"
+
+
+def _folder_of(config: RunConfig, out: Path) -> Path | None:
+    """Where the run with this config is, if it was begun."""
+    from rookery.training.folder import find_runs
+
+    wanted = configs.to_json(config)
+    return next((run.path for run in find_runs(out) if not run.problem() and run.config() == wanted), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The network that reads one agent's input over time: `Net` is its config, `Params` its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rookery.nets import recurrent
+from rookery.nets.layers import ACTIVATIONS, GAINS, Activation, Linear, Norm, linear, norm
+
+
+class Params(eqx.Module):
+    """Arrays of one network; with per-agent weights every leaf leads with an agent axis."""
+
+    norm_in: Norm | None
+    before: tuple[Linear, ...]
+    norms: tuple[Norm, ...]
+    core: recurrent.Gru | None
+    after: tuple[Linear, ...]
+    head: Linear
+
+
+@dataclass(frozen=True)
+class Net:
+    """input -> `layers` dense layers -> [GRU -> `layers_after` dense layers] -> linear head."""
+
+    kind: Literal["mlp", "gru"] = "mlp"
+    """mlp sees one step; gru carries a hidden state over the episode."""
+    width: int = 64
+    """Units of every layer and of the GRU."""
+    layers: int = 2
+    """Dense layers before the GRU or the head."""
+    layers_after: int = 0
+    """Dense layers between the GRU and the head."""
+    activation: Activation = "relu"
+    """Activation of the dense layers."""
+    layer_norm: bool = False
+    """Normalise the input and the output of every dense layer before the GRU (as the on-policy code base does)."""
+    weights: Literal["shared", "per_agent"] = "shared"
+    """One set of weights for all agents, or one for each."""
+
+    @property
+    def hidden(self) -> int:
+        """Length of one agent's carry."""
+        return self.width if self.kind == "gru" else 0
+
+    def init(self, key: Array, agents: int, n_in: int, n_out: int, gain: float) -> Params:
+        """Fresh weights; `gain` scales the head."""
+        if self.weights == "per_agent":
+            return jax.vmap(lambda k: self._init(k, n_in, n_out, gain))(jax.random.split(key, agents))
+        return self._init(key, n_in, n_out, gain)
+
+    def _init(self, key: Array, n_in: int, n_out: int, gain: float) -> Params:
+        keys = iter(jax.random.split(key, self.layers + self.layers_after + 2))
+        sizes = [n_in] + [self.width] * self.layers
+        act = GAINS[self.activation]
+        before = tuple(linear(next(keys), a, b, act) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        core = recurrent.gru(next(keys), sizes[-1], self.width) if self.kind == "gru" else None
+        body = self.width if core is not None else sizes[-1]
+        widths = [body] + [self.width] * self.layers_after
+        after = tuple(linear(next(keys), a, b, act) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        norms = tuple(norm(self.width) for _ in before) if self.layer_norm else ()
+        norm_in = norm(n_in) if self.layer_norm else None
+        return Params(norm_in, before, norms, core, after, linear(next(keys), widths[-1], n_out, gain))
+
+    def carry(self, *batch: int) -> Float[Array, "*b h"]:
+        """A hidden state of zeros (of length 0 for an mlp)."""
+        return jnp.zeros((*batch, self.hidden))
+
+    def unroll(
+        self,
+        params: Params,
+        carry: Float[Array, "b agent h"],
+        x: Float[Array, "time b agent n_in"],
+        first: Bool[Array, "time b"],
+    ) -> tuple[Float[Array, "b agent h"], Float[Array, "time b agent n_out"]]:
+        """Read a sequence; the carry is zeroed before every row that opens an episode."""
+        reset = jnp.broadcast_to(first[..., None], x.shape[:-1])
+        if self.weights == "per_agent":
+            read = jax.vmap(self._unroll, in_axes=(0, 1, 2, 2), out_axes=(1, 2))
+            return read(params, carry, x, reset)
+        # Agents are one more batch axis: one matmul for all of them.
+        time, batch, agents, _ = x.shape
+        carry, y = self._unroll(
+            params,
+            carry.reshape(batch * agents, self.hidden),
+            x.reshape(time, batch * agents, -1),
+            reset.reshape(time, batch * agents),
+        )
+        return carry.reshape(batch, agents, self.hidden), y.reshape(time, batch, agents, -1)
+
+    def _unroll(self, p: Params, carry: Array, x: Array, reset: Array) -> tuple[Array, Array]:
+        act = ACTIVATIONS[self.activation]
+        if p.norm_in is not None:
+            x = p.norm_in(x)
+        for i, layer in enumerate(p.before):
+            x = act(layer(x))
+            x = p.norms[i](x) if p.norms else x
+        if p.core is not None:
+            carry, x = recurrent.unroll(p.core, carry, x, reset)
+        for layer in p.after:
+            x = act(layer(x))
+        return carry, p.head(x)

@@ -1,0 +1,67 @@
+"""Dense layers with orthogonal weights. Arrays only: what to build is said by the configs in `nets.agent`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+Activation = Literal["relu", "tanh", "elu", "gelu"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "elu": jax.nn.elu,
+    "gelu": jax.nn.gelu,
+}
+GAINS = {"relu": 2**0.5, "tanh": 5 / 3, "elu": 1.0, "gelu": 1.0}
+"""Gains that keep the variance of each activation (as torch's calculate_gain has them)."""
+
+
+class Linear(eqx.Module):
+    weight: Float[Array, "n_in n_out"]
+    bias: Float[Array, "n_out"]
+
+    def __call__(self, x: Float[Array, "*b n_in"]) -> Float[Array, "*b n_out"]:
+        return x @ self.weight + self.bias
+
+
+class Norm(eqx.Module):
+    """Layer normalisation."""
+
+    scale: Float[Array, "n"]
+    offset: Float[Array, "n"]
+
+    def __call__(self, x: Float[Array, "*b n"]) -> Float[Array, "*b n"]:
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.offset
+
+
+def orthogonal(key: Array, n_in: int, n_out: int, gain: float = 1.0) -> Float[Array, "n_in n_out"]:
+    """A uniformly random matrix with orthonormal rows or columns, scaled.
+
+    The polar factor of a Gaussian matrix, by Newton-Schulz iteration: its matrix products run anywhere, whereas many
+    LAPACK factorisations in one program (jax's own orthogonal initialiser) can deadlock XLA on a CPU with two cores.
+    """
+    tall = jax.random.normal(key, (max(n_in, n_out), min(n_in, n_out)))
+    w = tall / jnp.linalg.norm(tall)
+
+    def iterate(_: int, w: Array) -> Array:
+        return 1.5 * w - 0.5 * w @ (w.T @ w)
+
+    # Singular values grow by 1.5 per iteration until they reach 1: 50 lift even 1e-8 of the largest.
+    w = jax.lax.fori_loop(0, 50, iterate, w)
+    return gain * (w if n_in >= n_out else w.T)
+
+
+def linear(key: Array, n_in: int, n_out: int, gain: float = 1.0) -> Linear:
+    """Orthogonal weights, zero bias."""
+    return Linear(orthogonal(key, n_in, n_out, gain), jnp.zeros(n_out))
+
+
+def norm(n: int) -> Norm:
+    return Norm(jnp.ones(n), jnp.zeros(n))

@@ -1,0 +1,66 @@
+"""Gradient steps whose learning rate follows the run's progress (so that a sweep can trace it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """Clip the gradient's norm, rescale, step."""
+
+    kind: Literal["adam", "rmsprop", "radam"] = "adam"
+    """How gradients are rescaled."""
+    lr: float = 5e-4
+    """Learning rate at the start."""
+    decay: Literal["none", "linear"] = "none"
+    """linear: the rate falls to 0 at the end of the budget."""
+    clip: float = 10.0
+    """Largest gradient norm; larger ones are scaled down to it."""
+    eps: float = 1e-5
+    """Added to the denominator."""
+    rms_decay: float = 0.99
+    """Memory of rmsprop's squared gradients."""
+
+    def _transform(self) -> optax.GradientTransformation:
+        scale = {
+            "adam": lambda: optax.scale_by_adam(eps=self.eps),
+            "radam": lambda: optax.scale_by_radam(eps=self.eps),
+            # torch's RMSprop (PyMARL) adds eps outside the root.
+            "rmsprop": lambda: optax.scale_by_rms(decay=self.rms_decay, eps=self.eps, eps_in_sqrt=False),
+        }[self.kind]()
+        return optax.chain(optax.clip_by_global_norm(self.clip), scale)
+
+    def init(self, params: Any) -> Any:
+        return self._transform().init(params)
+
+    def step(self, params: Any, grads: Any, state: Any, progress: Float[Array, ""]) -> tuple[Any, Any]:
+        """New parameters and optimiser state; `progress` is the share of the budget used."""
+        updates, state = self._transform().update(grads, state, params)
+        rate = self.lr * (1.0 - progress) if self.decay == "linear" else self.lr
+        return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A number that moves linearly from `start` to `end` and stays there."""
+
+    start: float
+    """Value at step 0."""
+    end: float
+    """Value from `steps` on."""
+    steps: int = 50_000
+    """Environment steps of the way; 0: `share` of the budget instead."""
+    share: float = 0.1
+    """Share of the budget that the way takes if `steps` is 0."""
+
+    def at(self, steps: Array, budget: Array) -> Float[Array, ""]:
+        """Value after so many environment steps."""
+        way = float(self.steps) if self.steps else self.share * budget
+        return self.start + (self.end - self.start) * jnp.clip(steps.astype(jnp.float32) / way, 0.0, 1.0)

@@ -1,0 +1,98 @@
+"""Policies over every kind of action space: parameters [..., width] -> sample, log-probability, entropy.
+
+One example is one agent's action; leading axes are free. `legal` masks acting, log-probabilities and entropy alike.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rookery.core.types import Action, ActionSpec
+from rookery.ops.td import ILLEGAL
+
+LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+
+
+def parameters(spec: ActionSpec) -> int:
+    """Numbers that the head of a policy must output: logits, or the mean of a Gaussian."""
+    return spec.width
+
+
+def _branches(spec: ActionSpec, x: Array) -> list[Array]:
+    """Split [..., width] at the branches of a multi-discrete space."""
+    edges = [sum(spec.sizes[:i]) for i in range(1, len(spec.sizes))]
+    return jnp.split(x, edges, axis=-1)
+
+
+def _categorical(logits: Array, legal: Array) -> Array:
+    """Normalised log-probabilities; illegal ones are ILLEGAL."""
+    return jax.nn.log_softmax(jnp.where(legal, logits, ILLEGAL), axis=-1)
+
+
+def _gaussian_std(log_std: Array) -> Array:
+    return jnp.exp(jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX))
+
+
+def sample(
+    spec: ActionSpec,
+    params: Float[Array, "*b width"],
+    log_std: Float[Array, "width"],
+    legal: Bool[Array, "*b width"],
+    key: Array,
+    *,
+    greedy: bool,
+) -> Action:
+    """An action of the policy, or its most likely one."""
+    if spec.kind == "box":
+        noise = 0.0 if greedy else jax.random.normal(key, params.shape) * _gaussian_std(log_std)
+        return params + noise
+    if spec.kind == "multi_binary":
+        threshold = 0.5 if greedy else jax.random.uniform(key, params.shape)
+        return (jax.nn.sigmoid(params) > threshold) & legal
+    # Gumbel-max over all branches at once: one draw per column.
+    scores = jnp.where(legal, params if greedy else params + jax.random.gumbel(key, params.shape), ILLEGAL)
+    if spec.kind == "discrete":
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    chosen = [jnp.argmax(branch, axis=-1) for branch in _branches(spec, scores)]
+    return jnp.stack(chosen, axis=-1).astype(jnp.int32)
+
+
+def log_prob(
+    spec: ActionSpec,
+    params: Float[Array, "*b width"],
+    log_std: Float[Array, "width"],
+    legal: Bool[Array, "*b width"],
+    action: Action,
+) -> Float[Array, "*b"]:
+    """Log-probability (density for a box) of `action`."""
+    if spec.kind == "box":
+        z = (action - params) / _gaussian_std(log_std)
+        return jnp.sum(-0.5 * z**2 - jnp.log(_gaussian_std(log_std)) - 0.5 * jnp.log(2 * jnp.pi), axis=-1)
+    if spec.kind == "multi_binary":
+        signed = jnp.where(action, params, -params)
+        return jnp.sum(jnp.where(legal, jax.nn.log_sigmoid(signed), 0.0), axis=-1)
+    chosen = action[..., None] if spec.kind == "discrete" else action
+    logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
+    taken = [jnp.take_along_axis(log, chosen[..., i, None], axis=-1)[..., 0] for i, log in enumerate(logs)]
+    return sum(taken[1:], taken[0])
+
+
+def entropy(
+    spec: ActionSpec,
+    params: Float[Array, "*b width"],
+    log_std: Float[Array, "width"],
+    legal: Bool[Array, "*b width"],
+) -> Float[Array, "*b"]:
+    """Entropy over legal actions (differential entropy for a box)."""
+    if spec.kind == "box":
+        per_dim = jnp.log(_gaussian_std(log_std)) + 0.5 * jnp.log(2 * jnp.pi * jnp.e)
+        return jnp.broadcast_to(jnp.sum(per_dim), params.shape[:-1])
+    if spec.kind == "multi_binary":
+        p = jax.nn.sigmoid(params)
+        bits = -(p * jax.nn.log_sigmoid(params) + (1 - p) * jax.nn.log_sigmoid(-params))
+        return jnp.sum(jnp.where(legal, bits, 0.0), axis=-1)
+    logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
+    parts = [-jnp.sum(jnp.exp(log) * jnp.maximum(log, ILLEGAL), axis=-1) for log in logs]
+    return sum(parts[1:], parts[0])

@@ -1,0 +1,33 @@
+"""Returns of one sequence, rlax style: `*_t` is aligned with the row that the transition led to."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def lambda_returns(
+    r_t: Float[Array, "time *b"],
+    discount_t: Float[Array, "time *b"],
+    v_t: Float[Array, "time *b"],
+    lambda_t: Float[Array, "time *b"],
+) -> Float[Array, "time *b"]:
+    """TD(lambda) targets: g_t = r_t + discount_t * ((1 - lambda_t) * v_t + lambda_t * g_{t+1}) (Sutton & Barto, 12.18).
+
+    Pass lambda_t = 0 where no transition leaves the row (the end of an episode, the end of the sequence).
+    """
+
+    def back(g_next: Array, now: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+        r, discount, v, lam = now
+        g = r + discount * ((1.0 - lam) * v + lam * g_next)
+        return g, g
+
+    _, g_t = jax.lax.scan(back, jnp.zeros_like(v_t[-1]), (r_t, discount_t, v_t, lambda_t), reverse=True, unroll=8)
+    return g_t
+
+
+def continues(last: Array, lam: Array | float) -> Array:
+    """`lambda_t` for rows 1..T of a rollout, from `last` of rows 0..T: lambda, but 0 at ends and in the final row."""
+    goes_on = jnp.logical_not(last[1:]).at[-1].set(False)
+    return jnp.where(goes_on, lam, 0.0).astype(jnp.float32)

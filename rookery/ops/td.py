@@ -1,0 +1,31 @@
+"""Temporal differences of action values."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+ILLEGAL = -1e9
+"""Stands in for minus infinity: finite, so that 0 * ILLEGAL is 0."""
+
+
+def take(q: Float[Array, "*b action"], action: Int[Array, "*b"]) -> Float[Array, "*b"]:
+    """Value of the chosen action."""
+    return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
+
+
+def only_legal(q: Float[Array, "*b action"], legal: Bool[Array, "*b action"]) -> Float[Array, "*b action"]:
+    """Values with illegal actions out of any argmax's reach."""
+    return jnp.where(legal, q, ILLEGAL)
+
+
+def next_values(
+    q_target: Float[Array, "*b action"],
+    q_online: Float[Array, "*b action"],
+    legal: Bool[Array, "*b action"],
+    *,
+    double: bool,
+) -> Float[Array, "*b"]:
+    """Target value of the best legal action, chosen by the online values if `double` (van Hasselt 2016)."""
+    chooser = q_online if double else q_target
+    return take(q_target, jnp.argmax(only_legal(chooser, legal), axis=-1))

@@ -1,0 +1,222 @@
+"""What is known about every task: what its score means, what random play and good play score, and who says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rookery.core.registry import TASKS, lookup
+from rookery.tasks import compiled  # noqa: F401  (fills TASKS)
+
+UNKNOWN = "not yet measured"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One task's entry."""
+
+    about: str
+    """What the task is, in one line."""
+    score: str
+    """What a score means, and its unit."""
+    random: float
+    """Mean score of uniformly random legal actions."""
+    error: float
+    """Standard error of `random`; 0 where it is exact."""
+    episodes: int
+    """Episodes that `random` was measured on; 0 where it is exact."""
+    reference: float = math.nan
+    """A score to stand beside; nan where none is known in this unit."""
+    source: str = UNKNOWN
+    """Where `reference` comes from."""
+
+
+_RETURN = "return of an episode, mean over agents"
+_WINS = "share of battles won"
+_GOALS = "share of episodes that reach the goal"
+_MIXED = "return of an episode, mean over all agents of both teams: train one team to compare"
+
+# name: (mean, standard error, episodes), by `python -m rookery.tasks.measure`; exact where the error is 0.
+_RANDOM: dict[str, tuple[float, float, int]] = {
+    "hanabi/2p": (math.nan, math.nan, 0),
+    "hanabi/3p": (math.nan, math.nan, 0),
+    "hanabi/4p": (math.nan, math.nan, 0),
+    "hanabi/5p": (math.nan, math.nan, 0),
+    "matrix/climbing": (-31.0 / 9.0, 0.0, 0),
+    "matrix/penalty_0": (22.0 / 9.0, 0.0, 0),
+    "matrix/penalty_25": (-28.0 / 9.0, 0.0, 0),
+    "matrix/penalty_50": (-78.0 / 9.0, 0.0, 0),
+    "matrix/penalty_100": (-178.0 / 9.0, 0.0, 0),
+    "maze/static": (math.nan, math.nan, 0),
+    "maze/static_image": (math.nan, math.nan, 0),
+    "maze/goal": (math.nan, math.nan, 0),
+    "maze/goal_hidden": (math.nan, math.nan, 0),
+    "maze/walls": (math.nan, math.nan, 0),
+    "maze/walls_moving": (math.nan, math.nan, 0),
+    "mpe/simple": (-38.12, 1.456, 512),
+    "mpe/simple_spread": (-26.3, 0.3426, 512),
+    "mpe/simple_speaker_listener": (-38.32, 1.498, 512),
+    "mpe/simple_reference": (-28.19, 0.4251, 512),
+    "mpe/simple_adversary": (-4.495, 0.3282, 512),
+    "mpe/simple_tag": (-0.7705, 0.3329, 512),
+    "mpe/simple_push": (-13.9, 0.2641, 512),
+    "mpe/simple_crypto": (-540843.0, 36.4, 512),
+    "mpe/simple_world_comm": (-6.309, 0.4292, 512),
+    "mpe/simple_facmac": (2.754, 0.3878, 512),
+    "mpe/simple_facmac_3a": (3.066, 0.4129, 512),
+    "mpe/simple_facmac_6a": (16.21, 0.9307, 512),
+    "mpe/simple_facmac_9a": (36.84, 1.495, 512),
+    "overcooked/cramped_room": (math.nan, math.nan, 0),
+    "overcooked/asymm_advantages": (math.nan, math.nan, 0),
+    "overcooked/coord_ring": (math.nan, math.nan, 0),
+    "overcooked/forced_coord": (math.nan, math.nan, 0),
+    "overcooked/counter_circuit": (math.nan, math.nan, 0),
+    "overcooked/cramped_room_v2": (math.nan, math.nan, 0),
+    "overcooked/grounded_coord_simple": (math.nan, math.nan, 0),
+    "overcooked/grounded_coord_ring": (math.nan, math.nan, 0),
+    "overcooked/demo_cook_simple": (math.nan, math.nan, 0),
+    "overcooked/test_time_simple": (math.nan, math.nan, 0),
+    "riddle/3": (-0.6465, 0.0307, 512),
+    "riddle/4": (-0.8086, 0.0256, 512),
+    "riddle/5": (-0.9453, 0.0144, 512),
+    "smax/3m": (0.0, 0.0, 512),
+    "smax/2s3z": (0.0, 0.0, 512),
+    "smax/25m": (math.nan, math.nan, 0),
+    "smax/3s5z": (0.0, 0.0, 512),
+    "smax/8m": (0.0, 0.0, 512),
+    "smax/5m_vs_6m": (0.0, 0.0, 512),
+    "smax/10m_vs_11m": (math.nan, math.nan, 0),
+    "smax/27m_vs_30m": (math.nan, math.nan, 0),
+    "smax/3s5z_vs_3s6z": (0.0, 0.0, 512),
+    "smax/3s_vs_5z": (0.0, 0.0, 512),
+    "smax/6h_vs_8z": (0.0, 0.0, 512),
+    "smax/smacv2_5_units": (0.002, 0.002, 512),
+    "smax/smacv2_10_units": (math.nan, math.nan, 0),
+    "smax/smacv2_20_units": (math.nan, math.nan, 0),
+    "coin/selfish": (0.1426, 0.082, 512),
+    "coin/shared": (0.2852, 0.164, 512),
+    "storm/two_player": (0.8432, 0.0527, 512),
+    "storm/grid_4": (math.nan, math.nan, 0),
+    "storm/matrix_4": (math.nan, math.nan, 0),
+}
+
+_ABOUT = {
+    "matrix/climbing": "two agents, 3 x 3 payoffs, miscoordination near the optimum costs 30",
+    "mpe/simple": "one agent goes to a landmark",
+    "mpe/simple_spread": "agents cover all landmarks without colliding",
+    "mpe/simple_speaker_listener": "a speaker names a landmark, a listener goes there",
+    "mpe/simple_reference": "two agents tell each other where to go, and go",
+    "mpe/simple_adversary": "two agents hide from an adversary which landmark is the goal",
+    "mpe/simple_tag": "three slow hunters chase one fast prey",
+    "mpe/simple_push": "an adversary pushes an agent away from its landmark",
+    "mpe/simple_crypto": "alice and bob share a key and a secret, eve listens; rewards are squared colour distances",
+    "mpe/simple_world_comm": "hunters with a talking leader, prey with food and forests to hide in",
+    "mpe/simple_facmac": "three hunters chase scripted prey, continuous actions, limited sight",
+    "mpe/simple_facmac_3a": "three hunters chase one scripted prey that flees the nearest",
+    "mpe/simple_facmac_6a": "six hunters chase two scripted prey that flee the nearest",
+    "mpe/simple_facmac_9a": "nine hunters chase three scripted prey that flee the nearest",
+    "coin/selfish": "two agents and two colours of coins on a torus, each for itself",
+    "coin/shared": "two agents and two colours of coins on a torus, rewards added",
+    "storm/two_player": "prisoner's dilemma by collected coins, two agents",
+    "storm/grid_4": "prisoner's dilemma by collected coins, four agents; slow: its resets sort all start positions",
+    "storm/matrix_4": "prisoner's dilemma by collected coins, four agents, newer rules",
+    "maze/static": "10 x 10 maze, 12 obstacles, own position seen",
+    "maze/static_image": "10 x 10 maze, 12 obstacles, seen from above",
+    "maze/goal": "maze whose goal is elsewhere in every episode, seen from above",
+    "maze/goal_hidden": "maze whose goal is elsewhere in every episode, only own position seen",
+    "maze/walls": "maze with other obstacles in every episode, seen from above",
+    "maze/walls_moving": "maze whose obstacles move every 10 steps, seen from above",
+}
+
+# Win rates of recurrent PPO after about 10M steps, read off plots: JaxMARL's IPPO and MAPPO, Mava's IPPO and MAPPO.
+_SMAX_PUBLISHED = {
+    "2s3z": "0.90 1.00 0.89 0.94",
+    "3s5z": "0.55 0.70 1.00 0.97",
+    "3s_vs_5z": "0.60 0.00 0.99 0.93",
+    "5m_vs_6m": "0.12 0.05 0.05 0.09",
+    "6h_vs_8z": "0.95 0.20 0.99 1.00",
+    "10m_vs_11m": "0.28 0.40 0.31 0.67",
+    "27m_vs_30m": "0.10 0.15 0.32 0.79",
+    "3s5z_vs_3s6z": "0.02 0.35 0.70 0.76",
+}
+
+_REFERENCE: dict[str, tuple[float, str]] = {
+    "matrix/climbing": (11.0, "the optimum"),
+    "mpe/simple_spread": (
+        -13.9,
+        "JaxMARL MAPPO-RNN, 1.6M steps: -43.4 in its unit (times 3 agents, 26 transitions), converted",
+    ),
+    "mpe/simple_speaker_listener": (-13.9, "MARLlib A2C, 20M steps, PettingZoo's version"),
+}
+
+
+def _about(name: str) -> str:
+    """One line about a task."""
+    kind, _, rest = name.partition("/")
+    lines = {
+        "matrix": f"two agents, 3 x 3 payoffs, two optima, {rest.removeprefix('penalty_')} lost between them",
+        "smax": f"battle against a scripted enemy: {rest}",
+        "overcooked": f"cooks who share a kitchen and deliver soups: {rest}",
+        "hanabi": f"the full card game for {rest.removesuffix('p')} players",
+        "riddle": f"{rest} prisoners who meet only through a light bulb",
+    }
+    return _ABOUT.get(name) or lines[kind]
+
+
+def _score(name: str) -> str:
+    """What a task's score means."""
+    kind, _, rest = name.partition("/")
+    if rest in ("simple_adversary", "simple_tag", "simple_push", "simple_crypto", "simple_world_comm"):
+        return _MIXED
+    units = {
+        "smax": _WINS,
+        "maze": _GOALS,
+        "overcooked": f"{_RETURN}: 20 for each delivery of the team",
+        "hanabi": f"{_RETURN}: cards played, 0 to 25, 0 if all lives are lost",
+    }
+    return units.get(kind, _RETURN)
+
+
+def _reference(name: str) -> tuple[float, str]:
+    """A score to stand beside, and its source."""
+    kind, _, rest = name.partition("/")
+    published = f"; published {_SMAX_PUBLISHED[rest]}" if rest in _SMAX_PUBLISHED else ""
+    bounds = {
+        "matrix": (10.0, "the optimum"),
+        "smax": (1.0, f"every battle won{published}"),
+        "hanabi": (25.0, "a perfect game"),
+        "maze": (1.0, "the goal in every episode"),
+    }
+    # Walls that move may leave no way that is safe, and a hidden goal has to be searched.
+    if name in ("maze/walls_moving", "maze/goal_hidden"):
+        return math.nan, UNKNOWN
+    return _REFERENCE.get(name) or bounds.get(kind) or (math.nan, UNKNOWN)
+
+
+FACTS: dict[str, Facts] = {
+    name: Facts(_about(name), _score(name), *_RANDOM[name], *_reference(name)) for name in TASKS if name in _RANDOM
+}
+"""Task name -> what is known about it."""
+
+
+def describe(name: str) -> dict[str, Any]:
+    """One row of the table of tasks. Builds the task but compiles nothing."""
+    task, facts = lookup(TASKS, name, "task"), FACTS[name]
+    spec = task.spec
+    return {
+        "name": name,
+        "about": facts.about,
+        "agents": spec.n_agents,
+        "teams": tuple(dict.fromkeys(spec.teams)),
+        "obs": spec.obs_shape,
+        "state": spec.state_size,
+        "action": spec.action.kind,
+        "actions": spec.action.width,
+        "limit": spec.limit,
+        "score": spec.score,
+        "meaning": facts.score,
+        "random": facts.random,
+        "reference": facts.reference,
+        "source": facts.source,
+    }

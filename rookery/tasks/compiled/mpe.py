@@ -1,0 +1,125 @@
+"""Particle worlds (MPE): 25 transitions, always cut, never terminated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rookery.core.errors import ConfigError
+from rookery.core.registry import TASK_FAMILIES, TASKS, family
+from rookery.core.types import Entities
+from rookery.tasks.compiled.adapter import (
+    NEVER,
+    JaxmarlTask,
+    World,
+    construct,
+    make_world,
+    require,
+    require_positive,
+)
+
+_FACMAC = {
+    "simple_facmac": {},
+    "simple_facmac_3a": {"num_adversaries": 3, "num_good_agents": 1, "num_landmarks": 2, "score_function": "min"},
+    "simple_facmac_6a": {"num_adversaries": 6, "num_good_agents": 2, "num_landmarks": 4, "score_function": "min"},
+    "simple_facmac_9a": {"num_adversaries": 9, "num_good_agents": 3, "num_landmarks": 6, "score_function": "min"},
+}
+_CLASSES = {
+    "simple": "SimpleMPE",
+    "simple_spread": "SimpleSpreadMPE",
+    "simple_speaker_listener": "SimpleSpeakerListenerMPE",
+    "simple_reference": "SimpleReferenceMPE",
+    "simple_adversary": "SimpleAdversaryMPE",
+    "simple_tag": "SimpleTagMPE",
+    "simple_push": "SimplePushMPE",
+    "simple_crypto": "SimpleCryptoMPE",
+    "simple_world_comm": "SimpleWorldCommMPE",
+    **dict.fromkeys(_FACMAC, "SimpleFacmacMPE"),
+}
+_MIXED = ("simple_adversary", "simple_tag", "simple_push", "simple_crypto", "simple_world_comm")
+_TEAMS = ("adversary", "good")
+_OWN_POSITION = ("simple_spread", "simple_tag", "simple_world_comm", *_FACMAC)
+
+
+@family(TASK_FAMILIES)
+@dataclass(frozen=True)
+class Mpe(JaxmarlTask):
+    """A multi-agent particle environment. Rewards are per agent and per step, summed over the episode."""
+
+    family: Literal["mpe"] = "mpe"
+    scenario: str = "simple_spread"
+    """Scenario: simple, simple_spread, simple_tag, ... (`rookery tasks` lists them)."""
+    agents: int = 0
+    """Agents and landmarks of simple_spread; 0: the scenario's own number."""
+    action_type: Literal["discrete", "continuous"] = "discrete"
+    """Discrete moves and words, or a box of 0 to 1 per direction and word. The facmac scenarios are continuous only."""
+    limit: int = 25
+    """Transitions of an episode."""
+    team: str = "all"
+    """Whom to train in a mixed scenario: all, adversary or good."""
+    opponents: Literal["random", "idle"] = "random"
+    """What the other team does if only one team is trained."""
+
+    def __post_init__(self) -> None:
+        require(self.scenario, tuple(_CLASSES), "MPE scenario")
+        require(self.action_type, ("discrete", "continuous"), "action type")
+        require(self.opponents, ("random", "idle"), "opponents")
+        require_positive(self.limit, "limit")
+        require(self.team, ("all", *_TEAMS) if self.scenario in _MIXED else ("all",), f"team of {self.scenario}")
+        if self.scenario in _FACMAC and self.action_type != "continuous":
+            raise ConfigError(f"{self.scenario} has continuous actions only: set action_type to continuous.")
+        if self.agents != 0 and self.scenario != "simple_spread":
+            raise ConfigError(f"agents can be set for simple_spread only, not for {self.scenario}: leave it 0.")
+        if self.agents != 0 and self.agents < 2:
+            raise ConfigError(f"simple_spread needs at least 2 agents, not {self.agents}.")
+
+    def build(self) -> World:
+        """Construct the environment, with its own time limit out of the way: it is one step too long."""
+        kwargs: dict[str, Any] = dict(_FACMAC.get(self.scenario, {}), max_steps=NEVER)
+        if self.scenario not in _FACMAC:
+            kwargs["action_type"] = self.action_type.capitalize()
+        if self.agents:
+            kwargs |= {"num_agents": self.agents, "num_landmarks": self.agents}
+        env = construct("mpe", _CLASSES[self.scenario], **kwargs)
+        teams = tuple("adversary" if "adversary" in name or name == "eve_0" else "good" for name in env.agents)
+        return make_world(
+            env,
+            name=f"mpe/{self.scenario}" + ("" if self.team == "all" else f"/{self.team}"),
+            limit=self.limit,
+            learners=self._learners(teams),
+            teams=teams,
+            cooperative=self.scenario not in _MIXED or self.team != "all",
+            position=(2, 3) if self.scenario in _OWN_POSITION else (),
+            entities=_entities(self.scenario, env.num_agents - 1, env.num_landmarks),
+            opponents=self.opponents,
+        )
+
+    def _learners(self, teams: tuple[str, ...]) -> tuple[int, ...]:
+        """Indices of the agents that the task controls."""
+        # The prey of the facmac scenarios is part of the environment: it ignores its actions.
+        team = "adversary" if self.scenario in _FACMAC else self.team
+        return tuple(i for i, t in enumerate(teams) if team in ("all", t))
+
+
+def _entities(scenario: str, others: int, landmarks: int) -> tuple[Entities, ...]:
+    """How observations split, for scenarios whose agents share one layout (up to what is missing at the end)."""
+    if scenario == "simple":
+        return _blocks(("self", 1, 2), ("landmark", landmarks, 2))
+    if scenario == "simple_spread":
+        return _blocks(("self", 1, 4), ("landmark", landmarks, 2), ("other", others, 2), ("word", others, 2))
+    if scenario == "simple_tag" or scenario in _FACMAC:
+        return _blocks(("self", 1, 4), ("landmark", landmarks, 2), ("other", others, 2), ("prey_velocity", 1, 2))
+    if scenario == "simple_reference":
+        return _blocks(("self", 1, 2), ("landmark", landmarks, 2), ("goal", 1, 3), ("word", 1, 10))
+    return ()
+
+
+def _blocks(*parts: tuple[str, int, int]) -> tuple[Entities, ...]:
+    """Entities that follow one another, from (name, count, size)."""
+    starts = [sum(count * size for _, count, size in parts[:i]) for i in range(len(parts))]
+    return tuple(Entities(name, start, count, size) for start, (name, count, size) in zip(starts, parts, strict=True))
+
+
+TASKS |= {
+    f"mpe/{name}": Mpe(scenario=name, action_type="continuous" if name in _FACMAC else "discrete") for name in _CLASSES
+}

@@ -1,0 +1,183 @@
+"""The compiled loop: a chunk of iterations (collect, update) as one program, vmapped over the members of a run."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree, UInt
+
+from rookery.core.config import with_values
+from rookery.core.keys import stream
+from rookery.core.types import Algorithm, Clock, Mean, Metrics, Task
+from rookery.training.config import RunConfig
+from rookery.training.rollout import Worlds, collect, open_worlds, play
+
+
+class Member(eqx.Module):
+    """Everything of one seed (at one value of each swept entry)."""
+
+    key: UInt[Array, "2"]
+    hyper: dict[str, Float[Array, ""]]
+    algo: PyTree[Array]
+    worlds: Worlds
+    steps: UInt[Array, ""]
+    best: PyTree[Array]
+    """The policy with the best evaluation so far."""
+    best_score: Float[Array, ""]
+
+
+class RunState(eqx.Module):
+    """The whole run: save it and you can go on bit for bit."""
+
+    members: Member  # [member, ...]
+    iteration: Int[Array, ""]
+    budget: Float[Array, ""]
+    """An array, so that runs of different budgets share one compiled program."""
+
+    def clock(self, steps: Array, iteration: Array) -> Clock:
+        """Where a member with so many steps is, at some iteration of this chunk."""
+        return Clock(iteration, steps, self.budget)
+
+
+class ChunkReport(eqx.Module):
+    """What a chunk tells the host: means over it, and where a quantity first stopped being finite (-1: nowhere)."""
+
+    means: Metrics
+    broken: dict[str, Int[Array, ""]]
+    steps: UInt[Array, ""]
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """Which seed and swept values a member has."""
+
+    seed: int
+    values: dict[str, float]
+
+
+def member_infos(config: RunConfig) -> list[MemberInfo]:
+    """Members in order: the product of swept values, times the seeds."""
+    paths = [s.path for s in config.sweep]
+    grid = itertools.product(*(s.values for s in config.sweep))
+    return [MemberInfo(seed, dict(zip(paths, values, strict=True))) for values in grid for seed in config.seeds]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The pure functions of one run; everything in it is static."""
+
+    config: RunConfig
+
+    @property
+    def task(self) -> Task[Any]:
+        return self.config.task
+
+    def algo(self, hyper: dict[str, Array]) -> Algorithm[Any]:
+        """The algorithm with a member's swept values in it (possibly traced)."""
+        return with_values(self.config.algo, {path.removeprefix("algo."): x for path, x in hyper.items()})
+
+    def init(self) -> RunState:
+        """Fresh members."""
+        infos = member_infos(self.config)
+        keys = jnp.stack([jax.random.PRNGKey(info.seed) for info in infos])
+        hyper = {s.path: jnp.asarray([i.values[s.path] for i in infos], jnp.float32) for s in self.config.sweep}
+        members = jax.vmap(self._init_member)(keys, hyper)
+        return RunState(members, jnp.int32(0), jnp.float32(self.config.steps))
+
+    def _init_member(self, key: Array, hyper: dict[str, Array]) -> Member:
+        algo = self.algo(hyper)
+        state = algo.init(self.task.spec, stream(key, "init"))
+        worlds = open_worlds(algo, self.task, algo.collect.envs, stream(key, "worlds"))
+        return Member(key, hyper, state, worlds, jnp.uint32(0), algo.policy(state), jnp.float32(-jnp.inf))
+
+    def chunk(self, state: RunState, iterations: int) -> tuple[RunState, ChunkReport]:
+        """`iterations` iterations of every member."""
+
+        def one_member(member: Member) -> tuple[Member, ChunkReport]:
+            times = state.iteration + jnp.arange(iterations)
+            member, history = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
+            return member, _report(*history)
+
+        members, report = jax.vmap(one_member)(state.members)
+        return RunState(members, state.iteration + iterations, state.budget), report
+
+    def _iterate(self, run: RunState, member: Member, iteration: Array) -> tuple[Member, tuple[Metrics, Array]]:
+        """Collect one rollout and learn from it."""
+        algo = self.algo(member.hyper)
+        clock = run.clock(member.steps, iteration)
+        policy = algo.policy(member.algo)
+        worlds, rollout, episodes = collect(
+            algo, self.task, policy, member.worlds, clock, stream(member.key, "collect", iteration)
+        )
+        steps = member.steps + jnp.sum(rollout.filled).astype(jnp.uint32)
+        clock = run.clock(steps, iteration)
+        learned, metrics = algo.update(
+            self.task.spec, member.algo, rollout, clock, stream(member.key, "update", iteration)
+        )
+        metrics = {**{f"train/{k}": v for k, v in episodes.items()}, **metrics}
+        after = Member(member.key, member.hyper, learned, worlds, steps, member.best, member.best_score)
+        return after, (metrics, steps)
+
+    def evaluate(self, state: RunState) -> tuple[RunState, dict[str, Array]]:
+        """Greedy episodes of every member [member, episode, ...]; keeps the best policy of each."""
+
+        def one(member: Member) -> tuple[Member, dict[str, Array]]:
+            algo = self.algo(member.hyper)
+            policy = algo.policy(member.algo)
+            episodes = self._play(state, member, policy, stream(member.key, "evaluate", state.iteration))
+            score = jnp.mean(self.score(episodes))
+            better = score > member.best_score
+            best = jax.tree.map(lambda new, old: jnp.where(better, new, old), policy, member.best)
+            kept = (best, jnp.maximum(score, member.best_score))
+            return eqx.tree_at(lambda m: (m.best, m.best_score), member, kept), episodes
+
+        members, episodes = jax.vmap(one)(state.members)
+        return RunState(members, state.iteration, state.budget), episodes
+
+    def play(self, state: RunState, which: str, key: Array) -> dict[str, Array]:
+        """Greedy episodes of every member's `best` or `last` policy."""
+
+        def one(member: Member) -> dict[str, Array]:
+            policy = member.best if which == "best" else self.algo(member.hyper).policy(member.algo)
+            return self._play(state, member, policy, jax.random.fold_in(key, member.key[-1]))
+
+        return jax.vmap(one)(state.members)
+
+    def _play(self, run: RunState, member: Member, policy: Any, key: Array) -> dict[str, Array]:
+        clock = run.clock(member.steps, run.iteration)
+        return play(self.algo(member.hyper), self.task, policy, clock, key, self.config.evaluation.episodes)
+
+    def score(self, episodes: dict[str, Array]) -> Array:
+        """The task's score of each episode."""
+        if self.task.spec.score == "success":
+            return episodes["success"]
+        return jnp.mean(episodes["returns"], axis=-1)
+
+    def iterations_per_chunk(self) -> int:
+        """So many that `evaluation.points` chunks spend the budget, if no episode ends early."""
+        spec, collect = self.task.spec, self.config.algo.collect
+        length = collect.transitions(spec)
+        real = length if collect.restart else length - length // (spec.limit + 1)
+        nominal = max(1, collect.envs * real)
+        return max(1, int(np.ceil(self.config.steps / self.config.evaluation.points / nominal)))
+
+
+def _report(metrics: Metrics, steps: Array) -> ChunkReport:
+    """Metrics of each iteration [iteration] -> means, and the steps at which one first stopped being finite."""
+    is_mean = lambda x: isinstance(x, Mean)  # noqa: E731
+
+    def broken(m: Mean) -> Array:
+        bad = ~jnp.isfinite(m.total)
+        return jnp.where(jnp.any(bad), steps[jnp.argmax(bad)].astype(jnp.int32), -1)
+
+    return ChunkReport(
+        means=jax.tree.map(lambda m: Mean(jnp.sum(m.total), jnp.sum(m.weight)), metrics, is_leaf=is_mean),
+        broken=jax.tree.map(broken, metrics, is_leaf=is_mean),
+        steps=steps[-1],
+    )

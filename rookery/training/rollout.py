@@ -1,0 +1,153 @@
+"""Collecting experience: environments, agents' carries and running episode scores, moved together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rookery.core.keys import stream
+from rookery.core.types import (
+    Action,
+    ActionSpec,
+    Algorithm,
+    Carry,
+    Clock,
+    Mean,
+    Metrics,
+    Rollout,
+    Spec,
+    Step,
+    Task,
+    where_env,
+)
+
+
+class Tally(eqx.Module):
+    """Score of the episode under way in each environment."""
+
+    returns: Float[Array, "env agent"]
+    length: Int[Array, "env"]
+
+
+class Worlds(eqx.Module):
+    """Parallel environments between two steps; every leaf leads with an env axis."""
+
+    env: PyTree[Array]
+    step: Step
+    carry: Carry
+    tally: Tally
+
+
+def open_worlds(algo: Algorithm[Any], task: Task[Any], envs: int, key: Array) -> Worlds:
+    """Fresh episodes."""
+    spec = task.spec
+    env, step = jax.vmap(task.reset)(jax.random.split(key, envs))
+    tally = Tally(jnp.zeros((envs, spec.n_agents)), jnp.zeros(envs, jnp.int32))
+    return Worlds(env, step, algo.carry(spec, envs), tally)
+
+
+def within_bounds(spec: ActionSpec, action: Action) -> Action:
+    """What the environment is given: box actions are clipped, the learner keeps what it drew."""
+    return jnp.clip(action, spec.low, spec.high) if spec.kind == "box" else action
+
+
+def advance(task: Task[Any], env: PyTree[Array], step: Step, action: Action, key: Array) -> tuple[Any, Step]:
+    """One row on: a transition, or where the last row closed an episode, a reset."""
+    action = within_bounds(task.spec.action, action)
+    envs = step.first.shape[0]
+    fresh, opening = jax.vmap(task.reset)(jax.random.split(stream(key, "reset"), envs))
+    moved, after = jax.vmap(task.step)(env, action, jax.random.split(stream(key, "step"), envs))
+    return where_env(step.last, (fresh, opening), (moved, after))
+
+
+def add_up(tally: Tally, step: Step) -> Tally:
+    """Take in the reward that led to `step`."""
+    begun = step.first[:, None]
+    return Tally(
+        jnp.where(begun, 0.0, tally.returns + step.reward), jnp.where(step.first, 0, tally.length + 1)
+    )
+
+
+def episode_metrics(tally: Tally, step: Step, counted: Bool[Array, "env"]) -> Metrics:
+    """Scores of the episodes that end in this row: per-agent mean and team sum, so that units are never guessed."""
+    ended = step.last & counted
+    return {
+        "return_mean": Mean.of(jnp.mean(tally.returns, axis=-1), ended),
+        "return_sum": Mean.of(jnp.sum(tally.returns, axis=-1), ended),
+        "episode_length": Mean.of(tally.length, ended),
+        "success": Mean.of(step.success, ended),
+    }
+
+
+def collect(
+    algo: Algorithm[Any], task: Task[Any], policy: PyTree[Array], worlds: Worlds, clock: Clock, key: Array
+) -> tuple[Worlds, Rollout, Metrics]:
+    """One rollout with the exploring policy, and the scores of the episodes that ended in it."""
+    spec = task.spec
+    length = algo.collect.transitions(spec)
+    segment = algo.segment(spec) or length
+    if algo.collect.restart:
+        worlds = open_worlds(algo, task, algo.collect.envs, stream(key, "restart"))
+
+    def one(worlds: Worlds, t: Array) -> tuple[Worlds, tuple[Step, Action, Any, Tally]]:
+        here = worlds.step
+        carry, action, extra = algo.act(
+            spec, policy, worlds.carry, here, clock, stream(key, "act", t), greedy=False
+        )
+        env, step = advance(task, worlds.env, here, action, stream(key, "env", t))
+        tally = add_up(worlds.tally, step)
+        return Worlds(env, step, carry, tally), (here, action, extra, tally)
+
+    def part(worlds: Worlds, times: Array) -> tuple[Worlds, tuple[Carry, Any]]:
+        after, rows = jax.lax.scan(one, worlds, times)
+        return after, (worlds.carry, rows)
+
+    times = jnp.arange(length).reshape(-1, segment)
+    worlds, (carries, rows) = jax.lax.scan(part, worlds, times)
+    steps, action, extra, tallies = jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), rows)
+    steps = jax.tree.map(lambda rows, end: jnp.concatenate([rows, end[None]]), steps, worlds.step)
+    filled = _filled(steps.last, algo.collect.restart)
+    metrics = jax.vmap(episode_metrics)(tallies, jax.tree.map(lambda x: x[1:], steps), filled)
+    rollout = Rollout(steps, action, extra, carries, filled)
+    return worlds, rollout, jax.tree.map(jnp.sum, metrics)
+
+
+def _filled(last: Bool[Array, "rows env"], restart: bool) -> Bool[Array, "time env"]:
+    """Which transitions count (see `Rollout.filled`)."""
+    if restart:
+        return jnp.cumsum(last[:-1], axis=0) == 0
+    return ~last[:-1]
+
+
+def play(
+    algo: Algorithm[Any], task: Task[Any], policy: PyTree[Array], clock: Clock, key: Array, episodes: int
+) -> dict[str, Array]:
+    """Whole greedy episodes side by side: per-episode returns of each agent, length and success."""
+    spec: Spec = task.spec
+    worlds = open_worlds(algo, task, episodes, stream(key, "open"))
+
+    def going(now: tuple[Array, Worlds, Array]) -> Array:
+        t, _, done = now
+        return ~jnp.all(done) & (t < spec.limit)
+
+    def one(now: tuple[Array, Worlds, Array]) -> tuple[Array, Worlds, Array]:
+        t, worlds, done = now
+        carry, action, _ = algo.act(
+            spec, policy, worlds.carry, worlds.step, clock, stream(key, "act", t), greedy=True
+        )
+        keys = jax.random.split(stream(key, "env", t), episodes)
+        env, step = jax.vmap(task.step)(worlds.env, within_bounds(spec.action, action), keys)
+        after = Worlds(env, step, carry, add_up(worlds.tally, step))
+        # An episode that is over stands still until the others are.
+        return t + 1, where_env(done, worlds, after), done | step.last
+
+    _, worlds, _ = jax.lax.while_loop(going, one, (jnp.int32(0), worlds, jnp.zeros(episodes, bool)))
+    return {
+        "returns": worlds.tally.returns,
+        "length": worlds.tally.length,
+        "success": worlds.step.success,
+    }

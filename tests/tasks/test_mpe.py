@@ -1,0 +1,128 @@
+"""Particle worlds: time limit, teams, agreement with the wrapped environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.core.errors import ConfigError
+from rookery.core.registry import TASKS
+from rookery.tasks.compiled.adapter import load, world_of
+from rookery.tasks.compiled.mpe import Mpe
+
+KEY = jax.random.PRNGKey(0)
+
+
+def test_episode_is_cut_after_exactly_25_transitions(rollout: Any) -> None:
+    _, steps, _ = rollout(TASKS["mpe/simple_spread"], 27, KEY)
+    assert list(np.flatnonzero(steps.last)) == [24, 25, 26]
+    assert np.all(steps.discount == 1), "a time limit keeps bootstrapping"
+
+
+def test_limit_is_a_setting() -> None:
+    task = Mpe(limit=2)
+    state, step = task.reset(KEY)
+    ends = []
+    for _ in range(2):
+        state, step = task.step(state, jnp.zeros(3, jnp.int32), KEY)
+        ends.append(bool(step.last))
+    assert ends == [False, True]
+
+
+def test_same_trajectory_as_jaxmarl(rollout: Any) -> None:
+    """Same keys, same actions: the same observations and rewards, number for number."""
+    _, steps, actions = rollout(TASKS["mpe/simple_spread"], 27, KEY)
+    env = load("mpe", "SimpleSpreadMPE")()
+    reset_key, key = jax.random.split(KEY)
+    _, state = env.reset(reset_key)
+    for t, k in enumerate(jax.random.split(key, 27)[:10]):
+        named = {a: actions[t, i] for i, a in enumerate(env.agents)}
+        obs, state, reward, _, _ = env.step_env(jax.random.split(k)[1], state, named)
+        np.testing.assert_allclose(steps.obs[t], np.stack([obs[a] for a in env.agents]), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(steps.reward[t], np.stack([reward[a] for a in env.agents]), rtol=1e-5)
+
+
+def test_position_and_entities_of_spread() -> None:
+    task = TASKS["mpe/simple_spread"]
+    state, step = task.reset(KEY)
+    where = state.env.p_pos
+    np.testing.assert_allclose(step.obs[:, jnp.array(task.spec.position)], where[:3])
+    landmark = next(e for e in task.spec.entities if e.name == "landmark")
+    block = step.obs[1, landmark.start : landmark.start + landmark.count * landmark.size].reshape(-1, landmark.size)
+    np.testing.assert_allclose(block, where[3:] - where[1], rtol=1e-6)
+
+
+def test_more_agents_in_spread() -> None:
+    spec = Mpe(agents=5).spec
+    assert spec.n_agents == 5
+    assert [e.count for e in spec.entities if e.name == "landmark"] == [5]
+
+
+def test_teams() -> None:
+    spec = Mpe(scenario="simple_tag").spec
+    assert spec.teams == ("adversary",) * 3 + ("good",) and not spec.cooperative
+    hunters = Mpe(scenario="simple_tag", team="adversary").spec
+    assert hunters.agents == spec.agents[:3] and hunters.teams == () and hunters.cooperative
+    assert hunters.obs_shape == (16,)
+    prey = Mpe(scenario="simple_tag", team="good").spec
+    assert prey.agents == spec.agents[3:] and prey.obs_shape == (14,)
+    assert prey.entities[-1].name == "other"
+
+
+@pytest.mark.parametrize("opponents", ["random", "idle"])
+@pytest.mark.parametrize("action_type", ["discrete", "continuous"])
+def test_other_team_moves_by_itself(opponents: str, action_type: str) -> None:
+    task = Mpe(scenario="simple_tag", team="adversary", opponents=opponents, action_type=action_type)
+    action = jnp.zeros((3, *task.spec.action.shape), task.spec.action.dtype)
+
+    @jax.jit
+    def prey_speed(key: jax.Array) -> jax.Array:
+        state, _ = task.reset(KEY)
+        # Far from everybody, so that nothing pushes the prey.
+        env = state.env.replace(p_pos=state.env.p_pos.at[3].set(jnp.array([50.0, 50.0])))
+        state, step = task.step(type(state)(env, state.t), action, key)
+        assert step.reward.shape == (3,)
+        return jnp.linalg.norm(state.env.p_vel[3])
+
+    speeds = np.array([prey_speed(jax.random.PRNGKey(i)) for i in range(10)])
+    assert np.any(speeds > 1e-3) if opponents == "random" else np.all(speeds < 1e-6)
+
+
+def test_continuous_actions() -> None:
+    spec = Mpe(scenario="simple_speaker_listener", action_type="continuous").spec
+    assert (spec.action.kind, spec.action.sizes, spec.action.low, spec.action.high) == ("box", (5,), 0.0, 1.0)
+    assert spec.action_sizes == (3, 5)
+    task = Mpe(action_type="continuous")
+    state, step = task.reset(KEY)
+    assert np.all(step.legal)
+    right = jnp.zeros((3, 5)).at[:, 2].set(1.0)
+    state, _ = jax.jit(task.step)(state, right, KEY)
+    assert np.all(state.env.p_vel[:3, 0] > 0.1)
+
+
+def test_prey_of_facmac_belongs_to_the_environment() -> None:
+    task = TASKS["mpe/simple_facmac_6a"]
+    assert task.spec.n_agents == 6 and len(world_of(task).ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"scenario": "simple_spred"}, "simple_spread"),
+        ({"scenario": "simple_tag", "team": "adversaries"}, "adversary"),
+        ({"scenario": "simple_spread", "team": "good"}, "all"),
+        ({"scenario": "simple_facmac"}, "continuous"),
+        ({"scenario": "simple_tag", "agents": 4}, "simple_spread only"),
+        ({"agents": 1}, "at least 2"),
+        ({"limit": 0}, "at least 1"),
+        ({"opponents": "asleep"}, "idle"),
+        ({"action_type": "discret"}, "discrete"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Mpe(**settings)
