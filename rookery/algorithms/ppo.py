@@ -335,4 +335,3 @@ def _sequences(data: Any, rows: int) -> Any:
 def _flat_carries(carries: Any) -> Any:
     """[segment, env, ...] -> [segment * env, ...]."""
     return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), carries)
-

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rookery.algorithms.ppo import PPO, Value
-from rookery.algorithms.q import Q, Replay, Target
+from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS
-from rookery.core.types import Collect
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
-from rookery.nets.optimiser import Optimiser, Schedule
 
 _iql = Q()
 PRESETS["iql"] = _iql

@@ -206,9 +206,7 @@ class Q:
         return self.net.unroll(params, hidden, x, step.first)
 
     # -- learning -----------------------------------------------------------------------------------------------
-    def update(
-        self, spec: Spec, state: QState, rollout: Rollout, clock: Clock, key: Array
-    ) -> tuple[QState, Metrics]:
+    def update(self, spec: Spec, state: QState, rollout: Rollout, clock: Clock, key: Array) -> tuple[QState, Metrics]:
         """Store the rollout, then take the configured number of gradient steps."""
         envs, capacity = self.collect.envs, self.replay.capacity
         store = replay.add(state.store, _by_env(rollout), replay.slot(clock.iteration, envs, capacity))
@@ -278,9 +276,7 @@ class Q:
 
 def _by_env(rollout: Rollout) -> Sequence:
     """A rollout as sequences [env, time, ...]."""
-    step, action, filled = jax.tree.map(
-        lambda x: jnp.swapaxes(x, 0, 1), (rollout.step, rollout.action, rollout.filled)
-    )
+    step, action, filled = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (rollout.step, rollout.action, rollout.filled))
     return Sequence(step, action, filled, jax.tree.map(lambda x: x[0], rollout.carry))
 
 

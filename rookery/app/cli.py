@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import tyro
 
-from rookery.app.options import NUMBERS, Train, check, load_registries, parse_train
+from rookery.app.options import NUMBERS, Train, load_registries, parse_train
 from rookery.app.progress import Progress, progress_for
 from rookery.app.text import fact_row, member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RookeryError, suggest
 from rookery.core.registry import PRESETS
+from rookery.training.check import check
 from rookery.training.config import RunConfig
 
 RunName = tyro.conf.Positional[str]
@@ -201,20 +202,9 @@ def train_command(argv: Sequence[str]) -> int:
 
 
 def _train(config: RunConfig, out: Path, progress: Progress) -> None:
-    import jax
-
     from rookery.training.train import train
 
-    try:
-        train(config, out, progress)
-    except jax.errors.ConcretizationTypeError as error:
-        if not config.sweep:
-            raise
-        paths = " or ".join(sweep.path for sweep in config.sweep)
-        raise ConfigError(
-            f"{paths} decides what is compiled here, so its values cannot be swept in one program. "
-            "Train one run for each value."
-        ) from error
+    train(config, out, progress)
 
 
 def _watched(action: Callable[[Progress], Any], quiet: bool, folder: Callable[[], Path | None]) -> int:
@@ -240,10 +230,10 @@ def _interrupted(path: Path | None) -> str:
 
 def _folder_of(config: RunConfig, out: Path) -> Path | None:
     """Where the run with this config is, if it was begun."""
-    from rookery.training.folder import find_runs
+    from rookery.training.folder import RunFolder
 
-    wanted = configs.to_json(config)
-    return next((run.path for run in find_runs(out) if not run.problem() and run.config() == wanted), None)
+    path = RunFolder.locate(out, configs.to_json(config), config.preset, config.task_name).path
+    return path if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -81,23 +81,6 @@ def parse_train(argv: Sequence[str]) -> tuple[Train, RunConfig]:
     )
 
 
-def check(config: RunConfig) -> None:
-    """Raise `ConfigError` unless the config can be trained."""
-    least = {"steps": 1, "evaluation.points": 1, "evaluation.episodes": 1, "evaluation.final": 0, "checkpoints.keep": 1}
-    for path, minimum in least.items():
-        if configs.get_path(config, path) < minimum:
-            raise ConfigError(f"{path} must be at least {minimum}, got {configs.get_path(config, path)}.")
-    floats = [f"algo.{path}" for path, value in configs.leaves(config.algo).items() if isinstance(value, float)]
-    for sweep in config.sweep:
-        kind = configs.type_of(config, sweep.path)
-        if sweep.path not in floats:
-            name = getattr(kind, "__name__", kind)
-            raise ConfigError(f"cannot sweep {sweep.path} ({name}); what can be swept: {', '.join(floats)}.")
-        if not sweep.values or [other.path for other in config.sweep].count(sweep.path) > 1:
-            raise ConfigError(f"sweep of {sweep.path}: give every entry once, with at least one value.")
-    config.algo.check(config.task.spec)
-
-
 def parse_seeds(text: str, first: int = 0) -> tuple[int, ...]:
     """ "3" -> (0, 1, 2); "3,7" -> (3, 7); "3," -> (3,)."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import equinox as eqx
@@ -59,11 +60,11 @@ class Net:
         keys = iter(jax.random.split(key, self.layers + self.layers_after + 2))
         sizes = [n_in] + [self.width] * self.layers
         act = GAINS[self.activation]
-        before = tuple(linear(next(keys), a, b, act) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        before = tuple(linear(next(keys), a, b, act) for a, b in pairwise(sizes))
         core = recurrent.gru(next(keys), sizes[-1], self.width) if self.kind == "gru" else None
         body = self.width if core is not None else sizes[-1]
         widths = [body] + [self.width] * self.layers_after
-        after = tuple(linear(next(keys), a, b, act) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        after = tuple(linear(next(keys), a, b, act) for a, b in pairwise(widths))
         norms = tuple(norm(self.width) for _ in before) if self.layer_norm else ()
         norm_in = norm(n_in) if self.layer_norm else None
         return Params(norm_in, before, norms, core, after, linear(next(keys), widths[-1], n_out, gain))

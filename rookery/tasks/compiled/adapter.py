@@ -9,7 +9,7 @@ import io
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 from unittest import mock
 
@@ -95,7 +95,7 @@ class JaxmarlTask(abc.ABC):
         return state, _next_step(world, state, rewards, Event(obs, dones, info))
 
 
-@lru_cache(maxsize=None)
+@cache
 def world_of(task: JaxmarlTask) -> World:
     """The built environment of a config, once per process."""
     return task.build()
@@ -112,9 +112,9 @@ def _quiet() -> Iterator[None]:
     """Nothing on stdout, and both streams as they were afterwards."""
     sink = io.StringIO()
     # One of jaxmarl's modules points both streams back at the interpreter's own while it is imported.
-    with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sys.stderr):
-        with mock.patch.object(sys, "__stdout__", sink):
-            yield
+    stdout, stderr = contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sys.stderr)
+    with stdout, stderr, mock.patch.object(sys, "__stdout__", sink):
+        yield
 
 
 def construct(module: str, name: str, **kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ def make_world(
     success: Callable[[Any, Event], Array] | None = None,
     bonus: Callable[[Event], Array] | None = None,
 ) -> World:
-    """Read shapes off `env` (from what reset really returns: declared spaces are sometimes wrong) and make its World."""
+    """The World of `env`. Shapes are read off what reset really returns: declared spaces are sometimes wrong."""
     ids = tuple(ids) or tuple(env.agents)
     learners = tuple(learners) or tuple(range(len(ids)))
     obs, env_state = jax.eval_shape(env.reset, jax.ShapeDtypeStruct((2,), jnp.uint32))
@@ -156,7 +156,9 @@ def make_world(
     shapes = [seen[i].shape for i in learners]
     padded = tuple(int(n) for n in np.max(np.array(shapes), axis=0))
     action, sizes = _action_spec(env, ids, learners)
-    state_shape = () if state is None else jax.eval_shape(state, env_state, Event(obs, None, None)).shape
+    state_shape = ()
+    if state is not None:
+        state_shape = jax.eval_shape(lambda s, o: state(s, Event(o, None, None)), env_state, obs).shape
     names = tuple(names) or tuple(str(i) for i in ids)
     spec = Spec(
         name=name,

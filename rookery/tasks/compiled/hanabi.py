@@ -15,7 +15,7 @@ from rookery.tasks.compiled.adapter import JaxmarlTask, World, construct, make_w
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
 class Hanabi(JaxmarlTask):
-    """The full game. All players share one reward: cards added to the fireworks; losing every life takes it all back."""
+    """The full game. All players share one reward: cards added to the fireworks, all taken back if no life is left."""
 
     family: Literal["hanabi"] = "hanabi"
     players: int = 2

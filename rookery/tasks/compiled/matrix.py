@@ -17,7 +17,7 @@ CLIMBING = ((11.0, -30.0, 0.0), (-30.0, 7.0, 0.0), (0.0, 6.0, 5.0))
 
 
 def penalty(k: float) -> tuple[tuple[float, ...], ...]:
-    """The penalty game (Claus and Boutilier 1998): two equal optima of 10, miscoordination between them costs `k` <= 0."""
+    """The penalty game (Claus and Boutilier 1998): two optima of 10, miscoordination between them brings `k` <= 0."""
     return ((10.0, 0.0, k), (0.0, 2.0, 0.0), (k, 0.0, 10.0))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Literal
 
 import equinox as eqx
@@ -54,7 +54,7 @@ class Maze:
     start: Literal["corner", "random"] = "corner"
     """Where an episode begins: the top left cell, or any free cell but the goal."""
     observation: Literal["position", "onehot", "image"] = "position"
-    """position: row and column, 0 to 1. onehot: the cell. image: obstacles, goal and agent, each a plane of the grid."""
+    """position: row and column, 0 to 1. onehot: the cell. image: obstacles, goal and agent, one plane each."""
     goal_reward: float = 200.0
     """Reward at the goal."""
     obstacle_reward: float = -1.0
@@ -71,13 +71,12 @@ class Maze:
         for value, what in ((self.height, "height"), (self.width, "width"), (self.limit, "limit")):
             require_positive(value, what)
         if self.variants < 2:
-            raise ConfigError(f"variants must be at least 2, not {self.variants}: for one layout set dynamics to static.")
+            raise ConfigError(f"variants must be at least 2, not {self.variants}: one layout is dynamics static.")
         if self.obstacles < 0 or self.every < 0:
             raise ConfigError("obstacles and every must be 0 or more.")
         if self.height * self.width - self.obstacles < 2:
-            raise ConfigError(
-                f"{self.obstacles} obstacles leave no room for a start and a goal in {self.height} x {self.width} cells."
-            )
+            size = f"{self.height} x {self.width}"
+            raise ConfigError(f"{self.obstacles} obstacles leave no room for a start and a goal in {size} cells.")
         layouts(self)
 
     @property
@@ -159,7 +158,7 @@ class Maze:
         return jnp.stack([walls.astype(jnp.float32), goal, here], axis=-1)
 
 
-@lru_cache(maxsize=None)
+@cache
 def layouts(maze: Maze) -> tuple[np.ndarray, np.ndarray]:
     """Obstacles bool [layout, row, column] and goals int32 [layout, 2], drawn from the maze's layout seed."""
     rng = np.random.default_rng(maze.layout_seed)

@@ -51,7 +51,7 @@ LAYOUTS = (
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
 class Overcooked(JaxmarlTask):
-    """A kitchen. Every agent gets 20 for each correct delivery; observations are images of height x width x channels."""
+    """A kitchen. Every agent gets 20 for each correct delivery; observations are height x width x channels."""
 
     family: Literal["overcooked"] = "overcooked"
     layout: str = "cramped_room"
@@ -73,9 +73,7 @@ class Overcooked(JaxmarlTask):
     def build(self) -> World:
         """Construct the kitchen, with its own time limit out of the way: it counts as an end."""
         view = self.view if self.view else None
-        env = construct(
-            "overcooked_v2", "OvercookedV2", layout=self.layout, max_steps=NEVER, agent_view_size=view
-        )
+        env = construct("overcooked_v2", "OvercookedV2", layout=self.layout, max_steps=NEVER, agent_view_size=view)
 
         def shaped(event: Event) -> Float[Array, "agent"]:
             return self.shaping * jnp.stack([event.info["shaped_reward"][a] for a in env.agents])

@@ -10,7 +10,16 @@ from jaxtyping import Array, Bool
 
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Entities
-from rookery.tasks.compiled.adapter import NEVER, JaxmarlTask, World, construct, load, make_world, require, require_positive
+from rookery.tasks.compiled.adapter import (
+    NEVER,
+    JaxmarlTask,
+    World,
+    construct,
+    load,
+    make_world,
+    require,
+    require_positive,
+)
 
 MAPS = (
     "3m",
@@ -53,7 +62,7 @@ class Smax(JaxmarlTask):
         require_positive(self.limit, "limit")
 
     def build(self) -> World:
-        """Construct the battle, with its own time limit out of the way: it counts as an end and is one step too long."""
+        """Construct the battle, its own time limit out of the way: it counts as an end and is one step too long."""
         env = construct(
             "smax",
             "HeuristicEnemySMAX",

@@ -26,7 +26,7 @@ _STORM = {"two_player": "InTheGrid_2p", "grid": "InTheGrid", "matrix": "InTheMat
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
 class Coin(JaxmarlTask):
-    """Two agents on a 3 x 3 torus. A coin gives 1 to whoever takes it; one taken by the wrong agent costs its owner 2."""
+    """Two agents on a 3 x 3 torus. A coin gives 1 to whoever takes it; the other's coin costs the other 2."""
 
     family: Literal["coin"] = "coin"
     egocentric: bool = False
@@ -63,7 +63,7 @@ class Coin(JaxmarlTask):
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
 class Storm(JaxmarlTask):
-    """Agents collect coins of two kinds, then interact: their inventories are mixed strategies of a prisoner's dilemma."""
+    """Agents collect two kinds of coins, then interact: inventories are mixed strategies of a prisoner's dilemma."""
 
     family: Literal["storm"] = "storm"
     variant: str = "two_player"

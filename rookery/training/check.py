@@ -1,0 +1,62 @@
+"""What is refused before anything is written or compiled for long."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rookery.core import config as configs
+from rookery.core.errors import ConfigError
+from rookery.training.config import RunConfig
+
+MAX_STEPS = 4_000_000_000  # the step counter has 32 bits
+_LEAST = {
+    "steps": 1,
+    "evaluation.points": 1,
+    "evaluation.rows": 1,
+    "evaluation.episodes": 1,
+    "evaluation.final": 1,
+    "checkpoints.keep": 1,
+}
+
+
+def check(config: RunConfig) -> None:
+    """Raise `ConfigError` unless the config can be trained."""
+    for path, minimum in _LEAST.items():
+        if configs.get_path(config, path) < minimum:
+            raise ConfigError(f"{path} must be at least {minimum}, got {configs.get_path(config, path)}.")
+    if config.steps > MAX_STEPS:
+        raise ConfigError(f"steps must be at most {MAX_STEPS:,}, got {config.steps:,}.")
+    if not config.seeds or len(set(config.seeds)) < len(config.seeds):
+        raise ConfigError(f"seeds must be different from each other, at least one; got {list(config.seeds)}.")
+    config.algo.check(config.task.spec)
+    if config.sweep:
+        _check_sweep(config)
+
+
+def _check_sweep(config: RunConfig) -> None:
+    floats = [f"algo.{path}" for path, value in configs.leaves(config.algo).items() if isinstance(value, float)]
+    for sweep in config.sweep:
+        kind = configs.type_of(config, sweep.path)
+        if sweep.path not in floats:
+            name = getattr(kind, "__name__", kind)
+            raise ConfigError(f"cannot sweep {sweep.path} ({name}); what can be swept: {', '.join(floats)}.")
+        if not sweep.values or [other.path for other in config.sweep].count(sweep.path) > 1:
+            raise ConfigError(f"sweep of {sweep.path}: give every entry once, with at least one value.")
+    _trace(config)
+
+
+def _trace(config: RunConfig) -> None:
+    """A swept entry becomes an array in the program: it must not decide what is computed."""
+    import jax
+
+    from rookery.training.loop import Program
+
+    program = Program(config)
+    try:
+        jax.eval_shape(partial(program.chunk, iterations=1), jax.eval_shape(program.init))
+    except jax.errors.ConcretizationTypeError as error:
+        paths = " or ".join(sweep.path for sweep in config.sweep)
+        raise ConfigError(
+            f"{paths} decides what is compiled here, so its values cannot be swept in one program. "
+            "Train one run for each value."
+        ) from error
