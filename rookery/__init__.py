@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rookery.app.options import config as config
     from rookery.training.config import RunConfig as RunConfig
     from rookery.training.train import Run as Run
     from rookery.training.train import resume as resume

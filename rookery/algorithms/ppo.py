@@ -27,7 +27,7 @@ class Value:
     """How the critic learns."""
 
     sees: Literal["obs", "state", "both"] = "state"
-    """obs: each agent's own (IPPO); state: the global state, one value for the team; both: state and own observation."""
+    """obs: each agent's own (IPPO); state: the global state, one value for the team; both: state and own obs."""
     loss: Literal["mse", "huber"] = "huber"
     """Shape of the value loss."""
     huber: float = 10.0
@@ -232,7 +232,8 @@ class PPO:
         last = jax.tree.map(lambda x: x[-1:], step)
         if not self.critic.hidden:
             _, values = self._values(spec, state.nets.critic, state.critic_carry, step)
-            carries = jnp.broadcast_to(state.critic_carry, (step.first.shape[0] // rows, *state.critic_carry.shape))
+            segments = (step.first.shape[0] - 1) // rows
+            carries = jnp.broadcast_to(state.critic_carry, (segments, *state.critic_carry.shape))
             return state.critic_carry, carries, values
         segments = jax.tree.map(lambda x: x[:-1].reshape(-1, rows, *x.shape[1:]), step)
 

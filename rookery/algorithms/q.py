@@ -148,32 +148,29 @@ class Q:
         agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, gain=1.0)
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         online = Weights(agent, mixer)
-        store = replay.empty(self._example(spec), self.replay.capacity)
+        store = replay.empty(jax.eval_shape(lambda: self._example(spec)), self.replay.capacity)
         return QState(Learner(online, online, self.optimiser.init(online), jnp.int32(0)), store)
 
     def _id(self, spec: Spec) -> bool:
         return self.agent_id and spec.n_agents > 1
 
     def _example(self, spec: Spec) -> Sequence:
-        """Shapes of one stored sequence."""
+        """One stored sequence, all zeros: for its shapes and dtypes."""
         t, n = self.collect.transitions(spec), spec.n_agents
 
-        def array(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-
         step = Step(
-            obs=array((t + 1, n, *spec.obs_shape), spec.obs_dtype),
-            state=array((t + 1, *(spec.state_shape or (0,))), "float32"),
-            legal=array((t + 1, n, spec.action.width), "bool"),
-            alive=array((t + 1, n), "bool"),
-            reward=array((t + 1, n), "float32"),
-            discount=array((t + 1, n), "float32"),
-            first=array((t + 1,), "bool"),
-            last=array((t + 1,), "bool"),
-            success=array((t + 1,), "float32"),
+            obs=jnp.zeros((t + 1, n, *spec.obs_shape), spec.obs_dtype),
+            state=jnp.zeros((t + 1, *(spec.state_shape or (0,))), "float32"),
+            legal=jnp.zeros((t + 1, n, spec.action.width), "bool"),
+            alive=jnp.zeros((t + 1, n), "bool"),
+            reward=jnp.zeros((t + 1, n), "float32"),
+            discount=jnp.zeros((t + 1, n), "float32"),
+            first=jnp.zeros((t + 1,), "bool"),
+            last=jnp.zeros((t + 1,), "bool"),
+            success=jnp.zeros((t + 1,), "float32"),
         )
-        memory = Memory(array((n, self.net.hidden), "float32"), array((n,), "int32"))
-        return Sequence(step, array((t, n), "int32"), array((t,), "bool"), memory)
+        memory = Memory(jnp.zeros((n, self.net.hidden), "float32"), jnp.zeros((n,), "int32"))
+        return Sequence(step, jnp.zeros((t, n), "int32"), jnp.zeros((t,), "bool"), memory)
 
     def carry(self, spec: Spec, envs: int) -> Memory:
         """Nothing remembered, nothing done."""
@@ -238,7 +235,7 @@ class Q:
         online, opt = self.optimiser.step(now.online, grads, now.opt, clock.progress)
         updates = now.updates + 1
         weight = jnp.where(updates % self.target.every == 0, self.target.tau, 0.0)
-        target = optax.incremental_update(online, now.target, weight)
+        target = jax.tree.map(lambda new, old: weight * new + (1.0 - weight) * old, online, now.target)
         metrics["grad_norm"] = Mean.of(optax.global_norm(grads))
         return Learner(online, target, opt, updates), metrics
 

@@ -14,6 +14,7 @@ import tyro
 
 from rookery.app.options import NUMBERS, Train, load_registries, parse_train
 from rookery.app.progress import Progress, progress_for
+from rookery.app.study_cli import Study, study_command
 from rookery.app.text import fact_row, member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RookeryError, suggest
@@ -40,6 +41,7 @@ class Resume:
         from rookery.training.folder import resolve
         from rookery.training.train import resume
 
+        load_registries()
         path = resolve(self.run, self.out).path
         return _watched(lambda progress: resume(path, progress), self.quiet, lambda: path)
 
@@ -106,6 +108,7 @@ class Eval:
         from rookery.training.folder import resolve
         from rookery.training.train import evaluate_run
 
+        load_registries()
         frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint)
         if self.json:
             print(json.dumps({"members": member_means(frame).to_dicts(), "scores": scores(frame)}, indent=2))
@@ -162,6 +165,7 @@ COMMANDS: dict[str, type] = {
     "eval": Eval,
     "tasks": Tasks,
     "algorithms": Algorithms,
+    "study": Study,
 }
 
 
@@ -171,6 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv[:1] == ["train"]:
             return train_command(argv[1:])
+        if argv[:1] == ["study"]:
+            return study_command(argv[1:])
         description = "Train, compare and explain multi-agent and memory-based reinforcement learning."
         # Without a command: the help, not a complaint.
         return tyro.extras.subcommand_cli_from_dict(

@@ -48,6 +48,22 @@ class Train:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
 
+def config(
+    preset: str, task: str, *, steps: int = 1_000_000, seeds: int | Sequence[int] = 1, **values: Any
+) -> RunConfig:
+    """The config of `rookery train PRESET --task TASK`; `values` are checked entries at dotted paths.
+
+    For example `config("qmix", "mpe/simple_spread", seeds=4, **{"algo.optimiser.lr": 1e-3, "evaluation.points": 5})`.
+    """
+    load_registries()
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    algo, world = lookup(PRESETS, preset, "preset"), lookup(TASKS, task, "task")
+    made = RunConfig(preset, task, algo, world, steps=steps, seeds=chosen)
+    for path, value in values.items():
+        made = configs.set_path(made, path, value)
+    return made
+
+
 def parse_train(argv: Sequence[str]) -> tuple[Train, RunConfig]:
     """The options as given, and the config that they make."""
     preset, rest = _take_preset(argv)

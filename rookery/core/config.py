@@ -46,7 +46,7 @@ def from_json(cls: type[T], data: Any, prefix: str = "") -> T:
         # The rest is checked with nothing in their place: they are checked against classes of their own.
         data = {**data, **dict.fromkeys(opened)}
     config = _validate(cls, data, prefix)
-    return dataclasses.replace(config, **opened) if opened else config  # type: ignore[type-var]
+    return dataclasses.replace(config, **opened) if opened else config
 
 
 def get_path(config: Any, path: str) -> Any:
@@ -218,7 +218,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 @functools.cache
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
+def _adapter(annotation: Any) -> Any:
     return TypeAdapter(annotation)
 
 

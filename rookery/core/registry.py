@@ -23,7 +23,7 @@ def family(table: dict[str, type]) -> Callable[[C], C]:
     """Class decorator: enter a config class under the default of its `family` field."""
 
     def enter(cls: C) -> C:
-        table[cls.__dataclass_fields__["family"].default] = cls
+        table[vars(cls)["family"]] = cls
         return cls
 
     return enter

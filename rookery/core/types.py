@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree, UInt
+from jaxtyping import Array, Bool, Float, Int, UInt
 
+if TYPE_CHECKING:
+    Arrays = Any  # a type checker cannot know what a pytree holds
+else:
+    from jaxtyping import PyTree
+
+    Arrays = PyTree[Array]
 Action = Array  # int32 [..., agent], int32 [..., agent, branch], float32 [..., agent, dim] or bool [..., agent, bit]
-Carry = PyTree[Array]
+Carry = Arrays
 Metrics = dict[str, "Mean"]
 S = TypeVar("S")
 A = TypeVar("A")
@@ -107,9 +113,10 @@ class Step(eqx.Module):
     bootstraps from it like from any other row.
     """
 
-    obs: Float[Array, "*b agent *obs"] | UInt[Array, "*b agent *obs"]
-    state: Float[Array, "*b *state"]
-    """Size 0 where `Spec.state_shape` is ()."""
+    obs: Float[Array, "..."] | UInt[Array, "..."]
+    """[*b, agent, *obs]; a shape with two free parts cannot be checked."""
+    state: Float[Array, "..."]
+    """[*b, *state]; size 0 where `Spec.state_shape` is ()."""
     legal: Bool[Array, "*b agent action"]
     """All true for a box."""
     alive: Bool[Array, "*b agent"]
@@ -130,7 +137,7 @@ class Rollout(eqx.Module):
 
     step: Step  # [time + 1, env, ...]
     action: Action  # [time, env, agent, ...]
-    extra: PyTree[Array]  # [time, env, ...] what act() wants back: log-probs, values
+    extra: Arrays  # [time, env, ...] what act() wants back: log-probs, values
     carry: Carry  # [segment, env, ...] what act() carried into the first row of each segment
     filled: Bool[Array, "time env"]
     """Transitions that count: not the one out of a `last` row; with restarts, only the first episode's."""
@@ -161,8 +168,8 @@ class Mean(eqx.Module):
     @staticmethod
     def of(x: Array, where: Array | float = 1.0) -> Mean:
         """Mean of `x` over the entries that `where` (broadcast) selects."""
-        x = jnp.asarray(x, jnp.float32)
-        weight = jnp.broadcast_to(jnp.asarray(where, jnp.float32), x.shape)
+        x = jnp.float32(x)
+        weight = jnp.broadcast_to(jnp.float32(where), x.shape)
         # where(), not a product: a masked entry may be infinite.
         return Mean(jnp.sum(jnp.where(weight > 0, x * weight, 0.0)), jnp.sum(weight))
 
@@ -213,14 +220,14 @@ class Algorithm(Protocol[A]):
         ...
 
     def init(self, spec: Spec, key: Array) -> A: ...
-    def policy(self, state: A) -> PyTree[Array]:
+    def policy(self, state: A) -> Arrays:
         """The part of the state that acting needs, and nothing else."""
         ...
 
     def carry(self, spec: Spec, envs: int) -> Carry: ...
     def act(
-        self, spec: Spec, policy: PyTree[Array], carry: Carry, step: Step, clock: Clock, key: Array, *, greedy: bool
-    ) -> tuple[Carry, Action, PyTree[Array]]: ...
+        self, spec: Spec, policy: Arrays, carry: Carry, step: Step, clock: Clock, key: Array, *, greedy: bool
+    ) -> tuple[Carry, Action, Arrays]: ...
     def update(self, spec: Spec, state: A, rollout: Rollout, clock: Clock, key: Array) -> tuple[A, Metrics]: ...
 
 
@@ -237,4 +244,8 @@ def team_discount(step: Step) -> Float[Array, "*b"]:
 
 def where_env(mask: Bool[Array, "env"], yes: Any, no: Any) -> Any:
     """Choose between two pytrees whose leaves lead with an env axis."""
-    return jax.tree.map(lambda a, b: jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b), yes, no)
+
+    def choose(a: Array, b: Array) -> Array:
+        return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - mask.ndim)), a, b)
+
+    return jax.tree.map(choose, yes, no)

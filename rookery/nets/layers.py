@@ -50,7 +50,7 @@ def orthogonal(key: Array, n_in: int, n_out: int, gain: float = 1.0) -> Float[Ar
     tall = jax.random.normal(key, (max(n_in, n_out), min(n_in, n_out)))
     w = tall / jnp.linalg.norm(tall)
 
-    def iterate(_: int, w: Array) -> Array:
+    def iterate(_: Array, w: Array) -> Array:
         return 1.5 * w - 0.5 * w @ (w.T @ w)
 
     # Singular values grow by 1.5 per iteration until they reach 1: 50 lift even 1e-8 of the largest.

@@ -13,9 +13,9 @@ from rookery.nets.layers import orthogonal
 class Gru(eqx.Module):
     """Cho et al. 2014, with the reset gate inside the candidate's recurrent term (as torch and flax have it)."""
 
-    w_in: Float[Array, "n_in 3*h"]
-    w_hidden: Float[Array, "h 3*h"]
-    bias: Float[Array, "3*h"]
+    w_in: Float[Array, "n_in gates"]
+    w_hidden: Float[Array, "h gates"]
+    bias: Float[Array, "gates"]
     bias_candidate: Float[Array, "h"]
 
 
@@ -32,7 +32,7 @@ def gru(key: Array, n_in: int, width: int) -> Gru:
     )
 
 
-def cell(p: Gru, h: Float[Array, "*b h"], gates_in: Float[Array, "*b 3*h"]) -> Float[Array, "*b h"]:
+def cell(p: Gru, h: Float[Array, "*b h"], gates_in: Float[Array, "*b gates"]) -> Float[Array, "*b h"]:
     """One step from the input's projection `x @ w_in + bias`."""
     r_in, z_in, n_in = jnp.split(gates_in, 3, axis=-1)
     r_h, z_h, n_h = jnp.split(h @ p.w_hidden, 3, axis=-1)

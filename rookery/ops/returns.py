@@ -23,7 +23,8 @@ def lambda_returns(
         g = r + discount * ((1.0 - lam) * v + lam * g_next)
         return g, g
 
-    _, g_t = jax.lax.scan(back, jnp.zeros_like(v_t[-1]), (r_t, discount_t, v_t, lambda_t), reverse=True, unroll=8)
+    end = jnp.zeros_like(v_t[-1])  # pyright: ignore[reportUnknownMemberType]  (jax's own annotation is partial)
+    _, g_t = jax.lax.scan(back, end, (r_t, discount_t, v_t, lambda_t), reverse=True, unroll=8)
     return g_t
 
 

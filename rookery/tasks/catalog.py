@@ -23,7 +23,7 @@ class Facts:
     random: float
     """Mean score of uniformly random legal actions."""
     error: float
-    """Standard error of `random`; 0 where it is exact."""
+    """Standard error of `random`."""
     episodes: int
     """Episodes that `random` was measured on; 0 where it is exact."""
     reference: float = math.nan
@@ -37,7 +37,7 @@ _WINS = "share of battles won"
 _GOALS = "share of episodes that reach the goal"
 _MIXED = "return of an episode, mean over all agents of both teams: train one team to compare"
 
-# name: (mean, standard error, episodes), by `python -m rookery.tasks.measure`; exact where the error is 0.
+# name: (mean, standard error, episodes), by `python -m rookery.tasks.measure`; 0 episodes: exact.
 _RANDOM: dict[str, tuple[float, float, int]] = {
     "hanabi/2p": (0.0, 0.0, 512),
     "hanabi/3p": (0.0, 0.0, 512),
@@ -97,7 +97,6 @@ _RANDOM: dict[str, tuple[float, float, int]] = {
     "coin/selfish": (0.1426, 0.082, 512),
     "coin/shared": (0.2852, 0.164, 512),
     "storm/two_player": (0.8432, 0.0527, 512),
-    "storm/grid_4": (math.nan, math.nan, 0),
     "storm/matrix_4": (0.5581, 0.0376, 512),
 }
 
@@ -119,7 +118,6 @@ _ABOUT = {
     "coin/selfish": "two agents and two colours of coins on a torus, each for itself",
     "coin/shared": "two agents and two colours of coins on a torus, rewards added",
     "storm/two_player": "prisoner's dilemma by collected coins, two agents",
-    "storm/grid_4": "prisoner's dilemma by collected coins, four agents; slow: its resets sort all start positions",
     "storm/matrix_4": "prisoner's dilemma by collected coins, four agents, newer rules",
     "maze/static": "10 x 10 maze, 12 obstacles, own position seen",
     "maze/static_image": "10 x 10 maze, 12 obstacles, seen from above",

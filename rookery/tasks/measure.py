@@ -59,11 +59,11 @@ def random_episodes(task: Task[Any], episodes: int, key: Array) -> dict[str, Arr
     return {"returns": returns, "success": step.success, "length": length}
 
 
-def random_score(task: Task[Any], episodes: int, key: Array) -> tuple[float, float]:
-    """Mean score of uniformly random legal actions, in the task's own unit, and its standard error."""
+def random_score(task: Task[Any], episodes: int, key: Array) -> tuple[float, float, float]:
+    """Mean score of uniformly random legal actions in the task's own unit, its standard error, mean episode length."""
     result = random_episodes(task, episodes, key)
     scores = result["success"] if task.spec.score == "success" else jnp.mean(result["returns"], axis=1)
-    return float(jnp.mean(scores)), float(jnp.std(scores) / jnp.sqrt(episodes))
+    return float(jnp.mean(scores)), float(jnp.std(scores) / jnp.sqrt(episodes)), float(jnp.mean(result["length"]))
 
 
 def main() -> None:
@@ -75,8 +75,7 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.names or TASKS:
         task, key, began = lookup(TASKS, name, "task"), jax.random.key(args.seed), time.perf_counter()
-        score, error = random_score(task, args.episodes, key)
-        length = float(jnp.mean(random_episodes(task, args.episodes, key)["length"]))
+        score, error, length = random_score(task, args.episodes, key)
         seconds = time.perf_counter() - began
         print(f"{name:34} {score:12.4f} +- {error:.4f}  length {length:6.1f}  {seconds:6.1f} s", flush=True)
 

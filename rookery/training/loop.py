@@ -161,16 +161,15 @@ class Program:
     def play(self, policies: Policies, key: Array) -> dict[str, dict[str, Array]]:
         """Greedy episodes of every member's last and best policy, on the same environments."""
 
-        def one(p: Policies) -> dict[str, dict[str, Array]]:
-            algo, clock = self.algo(p.hyper), Clock(p.iteration, p.steps, p.budget)
+        def one(last: Any, best: Any, hyper: dict[str, Array], steps: Array) -> dict[str, dict[str, Array]]:
+            algo, clock = self.algo(hyper), Clock(policies.iteration, steps, policies.budget)
             episodes = self.config.evaluation.episodes
             return {
-                "last": play(algo, self.task, p.last, clock, key, episodes),
-                "best": play(algo, self.task, p.best, clock, key, episodes),
+                "last": play(algo, self.task, last, clock, key, episodes),
+                "best": play(algo, self.task, best, clock, key, episodes),
             }
 
-        axes = Policies(0, 0, 0, 0, None, None)
-        return jax.vmap(one, in_axes=(axes,))(policies)
+        return jax.vmap(one)(policies.last, policies.best, policies.hyper, policies.steps)
 
     def score(self, episodes: dict[str, Array]) -> Array:
         """The task's score of each episode."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Progress(Protocol):
     """A watcher of one run; calls come from the host loop, between compiled chunks."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-import jax
 import polars as pl
 import pytest
 
@@ -140,9 +139,7 @@ def test_impossible_seeds(words: str, first: int) -> None:
 
 @pytest.mark.parametrize("seeds", ["--seeds 3", "--seeds 3,7,11", "--seeds 7,", "--seeds 2 --first-seed 4"])
 def test_dry_run_and_config_are_inverse(seeds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = (
-        f"train toy --task toymaze/9 {seeds} --algo.width 3 --task.size 4 --sweep algo.optimiser.lr=1e-4,5e-4 --dry-run"
-    )
+    line = f"train iql --task matrix/climbing {seeds} --algo.net.width 3 --task.game x --sweep algo.gamma=0.9,1 --dry-run"
     assert cli.main(line.split()) == 0
     printed = capsys.readouterr().out
     file = tmp_path / "config.json"
@@ -366,15 +363,12 @@ def test_errors_of_training_give_their_text_and_code(
 def test_a_sweep_of_what_decides_the_program_is_refused(
     training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        jax.jit(lambda x: 1 if x > 0 else 2)(1.0)
-    except jax.errors.ConcretizationTypeError as error:
-        training.error = error
-    line = f"train toy --task toymaze/5 --out {tmp_path} --quiet"
-    code, err = fails(f"{line} --sweep algo.optimiser.lr=0,1", capsys)
-    assert code == 2 and "algo.optimiser.lr decides what is compiled" in err
-    with pytest.raises(jax.errors.ConcretizationTypeError):
-        cli.main(line.split())
+    line = f"train mappo --task matrix/climbing --algo.collect.envs 2 --out {tmp_path} --quiet"
+    code, err = fails(f"{line} --sweep algo.clip=0,0.2", capsys)
+    assert code == 2 and "algo.clip decides what is compiled" in err
+    assert training.calls == [] and list(tmp_path.iterdir()) == []
+    assert cli.main(f"{line} --sweep algo.entropy=0,0.2".split()) == 0
+    assert [call[0] for call in training.calls] == ["train"]
 
 
 def test_eval(training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

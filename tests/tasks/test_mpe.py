@@ -67,13 +67,12 @@ def test_teams() -> None:
     assert prey.entities[-1].name == "other"
 
 
-@pytest.mark.parametrize("opponents", ["random", "idle"])
-@pytest.mark.parametrize("action_type", ["discrete", "continuous"])
-def test_other_team_moves_by_itself(opponents: str, action_type: str) -> None:
+@pytest.mark.parametrize(("opponents", "action_type"), [("random", "discrete"), ("idle", "continuous")])
+def test_other_team_moves_by_itself(opponents: Any, action_type: Any, hasty_jit: Any) -> None:
     task = Mpe(scenario="simple_tag", team="adversary", opponents=opponents, action_type=action_type)
     action = jnp.zeros((3, *task.spec.action.shape), task.spec.action.dtype)
 
-    @jax.jit
+    @hasty_jit
     def prey_speed(key: jax.Array) -> jax.Array:
         state, _ = task.reset(KEY)
         # Far from everybody, so that nothing pushes the prey.

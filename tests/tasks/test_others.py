@@ -11,7 +11,7 @@ import pytest
 
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
-from rookery.tasks.compiled.adapter import load
+from rookery.tasks.compiled.adapter import load, world_of
 from rookery.tasks.compiled.hanabi import Hanabi
 from rookery.tasks.compiled.overcooked import LAYOUTS, Overcooked
 from rookery.tasks.compiled.riddle import Riddle
@@ -63,14 +63,14 @@ def test_riddle_by_hand() -> None:
     assert step.last and np.all(step.discount == 1), "no more days: a cut"
 
 
-def test_coins_by_hand() -> None:
+def test_coins_by_hand(hasty_jit: Any) -> None:
     for shared, rewards in ((False, [1.0, -2.0]), (True, [-1.0, -1.0])):
         task = Coin(shared=shared)
         state, _ = task.reset(KEY)
         cells = {"red_pos": [0, 0], "blue_pos": [2, 2], "red_coin_pos": [2, 0], "blue_coin_pos": [0, 1]}
         env = state.env.replace(**{k: jnp.array(v, state.env.red_pos.dtype) for k, v in cells.items()})
         # Red steps right onto blue's coin; blue stays.
-        _, step = task.step(type(state)(env, state.t), jnp.array([0, 4], jnp.int32), KEY)
+        _, step = hasty_jit(task.step)(type(state)(env, state.t), jnp.array([0, 4], jnp.int32), KEY)
         np.testing.assert_array_equal(step.reward, rewards)
         assert task.spec.cooperative is shared
         assert task.spec.teams == (() if shared else ("red", "blue"))
@@ -78,8 +78,12 @@ def test_coins_by_hand() -> None:
 
 def test_storm_shows_an_agent_its_own_inventory_first() -> None:
     task = Storm(variant="grid", agents=4)
-    assert task.spec.obs_shape == (5 * 5 * (task.spec.obs_size - 11) // 25 + 11,)
     assert not task.spec.cooperative and len(set(task.spec.teams)) == 4
+    views, inventory = jnp.zeros((4, 5, 5, 16)), jnp.arange(20).reshape(5, 4)
+    # Rows: two kinds of coins, whether ready, and what is shown of both kinds; columns: agents.
+    seen = world_of(task).read({"observations": views, "inventory": inventory})
+    assert seen[2].shape == task.spec.obs_shape
+    assert list(seen[2][-11:]) == [2, 6, 10, 14, 15, 12, 13, 18, 19, 16, 17]
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ class Storm(JaxmarlTask):
 
     family: Literal["storm"] = "storm"
     variant: str = "two_player"
-    """two_player (the original), grid (any number of agents up to 8) or matrix (newer rules, image only)."""
+    """two_player (the original), matrix (newer rules, image only, up to 8 agents), or grid (the original rules for up
+    to 8 agents; very slow: every transition shuffles all 43,758 sets of start cells)."""
     agents: int = 2
     """Agents; two_player has exactly 2."""
     limit: int = 152
@@ -114,6 +115,5 @@ TASKS |= {
     "coin/selfish": Coin(),
     "coin/shared": Coin(shared=True),
     "storm/two_player": Storm(),
-    "storm/grid_4": Storm(variant="grid", agents=4),
     "storm/matrix_4": Storm(variant="matrix", agents=4),
 }

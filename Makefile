@@ -1,0 +1,50 @@
+# Everything runs in .venv, made on first use with the exact versions of constraints.txt. Choose another Python with
+# `make PYTHON=python3.12 ...`.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+# The same pins for what builds the package: pip before 25.3 reads the first name, later ones the second.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install test lint format quickstart clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
+
+install: $(STAMP)  ## make .venv and install the package with all that development needs
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "rookery needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." \
+	       "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: $(STAMP)  ## style, import layers, types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
+	$(BIN)/basedpyright --level error
+
+test: lint  ## lint, then all tests on two processes
+	$(BIN)/pytest -n 2
+
+format: $(STAMP)  ## put the code into the style that `make lint` wants
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+QUICK_RUNS := runs/quickstart
+QUICK := --task mpe/simple_spread --steps 50000 --seeds 4 --out $(QUICK_RUNS)
+
+quickstart: $(STAMP)  ## train three algorithms on one task, four seeds each, and compare them
+	@for preset in mappo qmix vdn; do $(BIN)/rookery train $$preset $(QUICK) || exit 1; done
+	@$(BIN)/rookery ls --out $(QUICK_RUNS)
+
+clean:  ## remove .venv and all caches; runs are kept
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,202 @@
+"""The `rookery study` commands, `rookery compare` and `rookery export`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rookery.app.options import NUMBERS, load_registries
+from rookery.app.text import Row, print_rows
+from rookery.core.config import format_value
+from rookery.core.errors import ConfigError
+
+StudyFile = tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """Train the runs of a study that are not complete, side by side; the same command again continues."""
+
+    file: StudyFile
+    """The study file (TOML)."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+    jobs: int = 0
+    """Runs side by side; 0: one for each core, as far as memory allows."""
+    retry_failed: bool = False
+    """Also train the runs that failed before."""
+    dry_run: bool = False
+    """Print the plan and stop."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.studies import plan, schedule
+
+        if self.jobs < 0:
+            raise ConfigError(f"--jobs must be at least 0, got {self.jobs}.")
+        load_registries()
+        study = plan.load(self.file)
+        entries = schedule.survey(study, self.out)
+        wanted = [e for e in entries if e.state != "complete" and (self.retry_failed or e.state != "failed")]
+        limits = schedule.limits(self.jobs, len(wanted))
+        print("\n".join(_plan_lines(study, entries)))
+        print(_outlook(entries, wanted, limits, self.out))
+        if self.dry_run:
+            return 0
+        entries = self._run(study, limits) if wanted else entries
+        return _conclude(study, entries, self)
+
+    def _run(self, study: Any, limits: Any) -> list[Any]:
+        """Train, with a display."""
+        from rookery.app.study_progress import watcher_for
+        from rookery.studies import schedule
+
+        def command(folder: Path) -> list[str]:
+            return [sys.executable, "-m", "rookery.app.worker", str(folder), str(os.getpid())]
+
+        watcher = watcher_for(quiet=self.quiet)
+        try:
+            with _terminated_as_interrupted():
+                return schedule.run(study, self.out, command, limits, watcher, self.retry_failed)
+        except KeyboardInterrupt:
+            watcher.close()
+            print(f"stopped. Continue with: rookery study run {self.file} --out {self.out}", file=sys.stderr)
+            raise
+        finally:
+            watcher.close()
+
+
+@dataclass(frozen=True)
+class StudyStatus:
+    """Where every run of a study stands."""
+
+    file: StudyFile
+    """The study file (TOML)."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.studies import plan, schedule
+
+        load_registries()
+        entries = schedule.survey(plan.load(self.file), self.out)
+        print_rows([_entry_row(entry) for entry in entries], self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class StudyAddSeeds:
+    """Add a group of new seeds to a study file; the runs that are there stay what they are."""
+
+    file: StudyFile
+    """The study file (TOML)."""
+    count: tyro.conf.Positional[int]
+    """How many seeds."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.studies import plan
+
+        load_registries()
+        study = plan.add_seeds(self.file, self.count)
+        seeds = format_value(study.groups[-1])
+        print(f"{self.file}: seeds {seeds} added, as {len(study.runs) // len(study.groups)} more runs")
+        return 0
+
+
+STUDY_COMMANDS: dict[str, type] = {"run": StudyRun, "status": StudyStatus, "add-seeds": StudyAddSeeds}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Plan, train and report a grid of runs: `rookery study --help`."""
+
+
+def study_command(argv: Sequence[str]) -> int:
+    """`rookery study`."""
+    description = "A study is one TOML file: algorithms, tasks, seeds, budget and what to compare."
+    return tyro.extras.subcommand_cli_from_dict(
+        STUDY_COMMANDS, prog="rookery study", description=description, args=argv or ["--help"], registry=NUMBERS
+    )()
+
+
+def _plan_lines(study: Any, entries: Sequence[Any]) -> list[str]:
+    """What a study is, run by run (a long list is cut)."""
+    from rookery.app.text import table
+
+    labels = {run.label for run in study.runs}
+    members = sum(run.members for run in study.runs)
+    seeds = sum(map(len, study.groups))
+    heading = f"study {study.name}: {len(labels)} algorithms x {len(study.tasks)} tasks x {seeds} seeds"
+    shown = entries[:40]
+    rest = [f"... and {len(entries) - len(shown)} more"] if len(entries) > len(shown) else []
+    vectorised = f"{len(study.runs)} runs, {members} members: seeds and swept values of a run are one program"
+    return [heading, vectorised, *table([_entry_row(entry) for entry in shown]), *rest]
+
+
+def _entry_row(entry: Any) -> Row:
+    config = entry.planned.config
+    return {
+        "algorithm": entry.planned.label,
+        "task": entry.planned.task,
+        "seeds": format_value(config.seeds),
+        "steps": config.steps,
+        "state": entry.state,
+        "progress": f"{1 if entry.state == 'complete' else entry.progress:.0%}",
+        "run": entry.folder.name,
+        "message": entry.message if entry.state in ("failed", "broken") else "",
+    }
+
+
+def _outlook(entries: Sequence[Any], wanted: Sequence[Any], limits: Any, out: Path) -> str:
+    """How much is left, in runs and in time."""
+    from rookery.app.progress import time_left
+    from rookery.studies import schedule
+
+    counts = Counter(entry.state for entry in entries)
+    states = {"complete": "complete", "interrupted": "to resume", "new": "new", "failed": "failed", "running": "running"}
+    text = ", ".join(f"{counts[state]} {words}" for state, words in states.items() if counts[state])
+    if not wanted:
+        return f"{text}; nothing to do."
+    seconds, unknown = schedule.estimate(wanted, out, limits.runs)
+    time = f"about {time_left(0, round(seconds), 1)} of training" if unknown < len(wanted) else "time unknown"
+    left_out = f" (without {unknown} runs, of which nothing alike was timed yet)" if 0 < unknown < len(wanted) else ""
+    return f"{text}; {limits.runs} at a time with {limits.threads} threads each; {time}{left_out}, and compiling."
+
+
+def _conclude(study: Any, entries: Sequence[Any], given: StudyRun) -> int:
+    """Say how it went; the exit code."""
+    failed = [entry for entry in entries if entry.state == "failed"]
+    for entry in failed:
+        print(f"failed: {entry.planned.label} on {entry.planned.task}: {entry.message}", file=sys.stderr)
+    if failed:
+        print(f"try them again: rookery study run {given.file} --out {given.out} --retry-failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let a polite kill stop a study as Ctrl-C does."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,40 @@
+"""`python -m rookery.app.worker RUN_FOLDER PARENT`: train one run for a study, as long as the study lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from rookery.app.options import load_registries
+from rookery.core.errors import RookeryError
+
+
+def main(folder: Path, parent: int) -> int:
+    """Train or resume the run; returns the exit code."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    load_registries()
+    from rookery.training.train import resume
+
+    try:
+        resume(folder)
+    except RookeryError as error:
+        print(f"rookery: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _watch(parent: int) -> None:
+    """Stop when the study was killed: nobody would see what this process does."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)  # at any moment: the folder survives it
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

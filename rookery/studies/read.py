@@ -1,0 +1,312 @@
+"""Many run folders as tidy tables.
+
+A run folder has a file for each chunk, so reading thousands of runs takes minutes. What reports need of a complete
+run never changes: it is digested once, and kept in OUT/.digest in shards of many runs that are read one at a time.
+The digest is a cache: it can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rookery.core import config as configs
+from rookery.core.errors import ConfigError, RunError
+from rookery.core.registry import ALGORITHMS, TASK_FAMILIES, TASKS
+from rookery.studies.plan import task_label
+from rookery.training.folder import RunFolder
+from rookery.training.loop import member_infos
+
+_SHARD = 256  # runs
+_IDENTITY = ("member", "seed", "chunk", "steps")
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "runs": {"run": pl.String, "fingerprint": pl.String, "seconds": pl.Float64, "steps": pl.Int64},
+    "curves": {
+        "run": pl.String,
+        "member": pl.Int64,
+        "steps": pl.Int64,
+        "seconds": pl.Float64,
+        "score": pl.Float64,
+        "episodes": pl.UInt32,
+    },
+    "finals": {
+        "run": pl.String,
+        "member": pl.Int64,
+        "which": pl.String,
+        "score": pl.Float64,
+        "episodes": pl.UInt32,
+    },
+    "metrics": {
+        "run": pl.String,
+        "member": pl.Int64,
+        "metric": pl.String,
+        "mean": pl.Float64,
+        "low": pl.Float64,
+        "high": pl.Float64,
+        "last": pl.Float64,
+    },
+}
+TABLES = tuple(_SCHEMAS)
+"""runs: time and steps of each. curves: score of each evaluation. finals: the absolute metric. metrics: over a run."""
+
+Digest = Mapping[str, pl.LazyFrame]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Run folders, opened for reading."""
+
+    folders: tuple[RunFolder, ...]
+    members: pl.DataFrame
+    """One row per seed and swept value: run, member, seed, preset, label, task, task_name, budget."""
+    shards: tuple[Digest, ...]
+
+    def scan(self, table: str) -> pl.LazyFrame:
+        """A table of all runs, with the members' columns beside it."""
+        rows = pl.concat([shard[table] for shard in self.shards]) if self.shards else pl.LazyFrame(schema=_SCHEMAS[table])
+        if table == "runs":
+            return rows
+        return rows.join(self.members.lazy(), on=["run", "member"], maintain_order="left")
+
+    @cached_property
+    def finals(self) -> pl.DataFrame:
+        """Absolute metric of each member's best and last policy."""
+        return self.scan("finals").collect()
+
+    @cached_property
+    def metrics(self) -> pl.DataFrame:
+        """Training metrics of each member: mean, range and last value over the run."""
+        return self.scan("metrics").collect()
+
+    @cached_property
+    def spent(self) -> pl.DataFrame:
+        """Seconds and steps of each run."""
+        return self.scan("runs").collect()
+
+    def curves(self) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
+        """Every member with its evaluations, one shard in memory at a time."""
+        rows = {(row["run"], row["member"]): row for row in self.members.iter_rows(named=True)}
+        for shard in self.shards:
+            frame = shard["curves"].collect()
+            for (run, member), curve in frame.group_by(["run", "member"], maintain_order=True):
+                yield rows[run, member], curve
+
+
+def open_runs(folders: Sequence[RunFolder]) -> Runs:
+    """Open run folders; unreadable ones are a `RunError`."""
+    labels = _Labels()
+    members = [row for folder in folders for row in labels.rows(folder)]
+    schema = {"run": pl.String, "member": pl.Int64, "seed": pl.Int64, "preset": pl.String, "label": pl.String}
+    schema |= {"task": pl.String, "task_name": pl.String, "budget": pl.Int64}
+    return Runs(tuple(folders), pl.DataFrame(members, schema=schema), tuple(_digests(folders)))
+
+
+class _Labels:
+    """Labels of members; equal configs are parsed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], str] = {}
+
+    def rows(self, folder: RunFolder) -> list[dict[str, Any]]:
+        """The rows of a run's members."""
+        config = folder.config()
+        sweeps = config.get("sweep", [])
+        try:
+            infos = member_infos(_Seeds(config["seeds"], sweeps))  # type: ignore[arg-type]
+            task = self._task(config["task_name"], config["task"])
+            common = {"run": folder.name, "preset": config["preset"], "task": task, "task_name": config["task_name"]}
+            return [
+                common
+                | {"member": i, "seed": info.seed, "budget": config["steps"]}
+                | {"label": self._algorithm(config["preset"], config["algo"], info.values, folder)}
+                for i, info in enumerate(infos)
+            ]
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{folder.path / 'config.json'} is not the config of a run: {error!r}.") from error
+
+    def _algorithm(self, preset: str, algo: Any, values: Mapping[str, float], folder: RunFolder) -> str:
+        key = (preset, json.dumps(algo), json.dumps(values))
+        if key not in self._known:
+            try:
+                config = configs.from_json(ALGORITHMS[algo["family"]], algo)
+                for path, value in values.items():
+                    config = configs.set_path(config, path.removeprefix("algo."), value)
+                self._known[key] = configs.label(preset, config)
+            except (ConfigError, KeyError):
+                # The code that made it is not here; its id at least keeps it apart from others.
+                return f"{preset} [{folder.id}]"
+        return self._known[key]
+
+    def _task(self, name: str, task: Any) -> str:
+        key = (name, json.dumps(task))
+        if key not in self._known:
+            try:
+                known = name in TASKS
+                self._known[key] = task_label(name, configs.from_json(TASK_FAMILIES[task["family"]], task)) if known else name
+            except (ConfigError, KeyError):
+                return name
+        return self._known[key]
+
+
+class _Seeds:
+    """The part of a config that says who its members are."""
+
+    def __init__(self, seeds: Sequence[int], sweeps: Sequence[Mapping[str, Any]]) -> None:
+        self.seeds = seeds
+        self.sweep = [_Sweep(sweep["path"], sweep["values"]) for sweep in sweeps]
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    path: str
+    values: Sequence[float]
+
+
+# --- digests
+
+
+def _digests(folders: Sequence[RunFolder]) -> Iterator[Digest]:
+    """Digests that hold each run once: from the shards on the disk, then from the folders themselves."""
+    by_out: dict[Path, list[RunFolder]] = {}
+    for folder in folders:
+        by_out.setdefault(folder.path.parent, []).append(folder)
+    for out, runs in by_out.items():
+        missing = {run.name: run for run in runs}
+        prints = {run.name: _fingerprint(run) for run in runs}
+        for shard in sorted((out / ".digest").glob("*-*")):
+            held = _held(shard)
+            usable = [name for name in missing if held.get(name, "?") == prints[name]]
+            if usable:
+                yield {table: _scan_shard(shard, table, usable, len(held)) for table in TABLES}
+                for name in usable:
+                    del missing[name]
+        left = list(missing.values())
+        for start in range(0, len(left), _SHARD):
+            yield _digest_batch(left[start : start + _SHARD], prints, out / ".digest")
+
+
+def _scan_shard(shard: Path, table: str, usable: Sequence[str], held: int) -> pl.LazyFrame:
+    rows = pl.scan_parquet(shard / f"{table}.parquet")
+    return rows if len(usable) == held else rows.filter(pl.col("run").is_in(list(usable)))
+
+
+def _held(shard: Path) -> dict[str, str]:
+    """Fingerprints of the runs in a shard; none if it is broken, for then it is made again."""
+    with suppress(pl.exceptions.PolarsError, OSError):
+        frame = pl.read_parquet(shard / "runs.parquet", columns=["run", "fingerprint"])
+        return dict(frame.iter_rows())
+    return {}
+
+
+def _fingerprint(run: RunFolder) -> str:
+    """Changes whenever the status is written, as it is when a run ends."""
+    try:
+        stat = (run.path / "status.json").stat()
+    except OSError:
+        return ""
+    return f"{stat.st_mtime_ns}-{stat.st_size}"
+
+
+def _digest_batch(runs: Sequence[RunFolder], prints: Mapping[str, str], cache: Path) -> Digest:
+    """Digest some runs; those that are complete are kept for the next time."""
+    complete = [run for run in runs if run.status().state == "complete"]
+    others = [run for run in runs if run not in complete]
+    kept, fresh = (_concat([_digest(run, prints[run.name]) for run in group]) for group in (complete, others))
+    if complete:
+        # A folder that cannot be written to can still be read.
+        with suppress(OSError):
+            _write_shard(cache, kept)
+    return {table: pl.concat([kept[table], fresh[table]]).lazy() for table in TABLES}
+
+
+def _write_shard(cache: Path, tables: Mapping[str, pl.DataFrame]) -> None:
+    cache.mkdir(exist_ok=True)
+    side = cache / f".{uuid.uuid4().hex}"
+    side.mkdir()
+    try:
+        for name, frame in tables.items():
+            frame.write_parquet(side / f"{name}.parquet")
+        side.rename(cache / f"shard-{side.name[1:]}")
+    except OSError:
+        shutil.rmtree(side, ignore_errors=True)
+        raise
+
+
+def _concat(digests: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
+    return {
+        table: pl.concat([pl.DataFrame(schema=schema), *(digest[table] for digest in digests)])
+        for table, schema in _SCHEMAS.items()
+    }
+
+
+def _digest(run: RunFolder, fingerprint: str) -> dict[str, pl.DataFrame]:
+    """What reports need of one run."""
+    timing, evaluations, final, metrics = run.timing(), run.evaluations(), run.final(), run.metrics()
+    clock = _clock(timing)
+    spent = {"seconds": clock["seconds"].max() or 0.0, "steps": timing["steps"].sum() if timing.height else 0}
+    tables = {
+        "runs": pl.DataFrame([{"fingerprint": fingerprint, **spent}]),
+        "curves": _curves(evaluations, clock),
+        "finals": _finals(final),
+        "metrics": _metrics(metrics),
+    }
+    return {name: _fit(frame.with_columns(run=pl.lit(run.name)), name) for name, frame in tables.items()}
+
+
+def _fit(frame: pl.DataFrame, table: str) -> pl.DataFrame:
+    """The table's columns in its order and types."""
+    schema = _SCHEMAS[table]
+    if frame.is_empty():
+        return pl.DataFrame(schema=schema)
+    return frame.select(pl.col(name).cast(kind) for name, kind in schema.items())
+
+
+def _clock(timing: pl.DataFrame) -> pl.DataFrame:
+    """Seconds of training up to the end of each chunk."""
+    if timing.is_empty():
+        return pl.DataFrame(schema={"chunk": pl.Int64, "seconds": pl.Float64})
+    return timing.sort("chunk").select(pl.col("chunk").cast(pl.Int64), pl.col("seconds").cum_sum())
+
+
+def _curves(evaluations: pl.DataFrame, clock: pl.DataFrame) -> pl.DataFrame:
+    if evaluations.is_empty():
+        return evaluations
+    points = evaluations.group_by("member", "chunk", maintain_order=True).agg(
+        pl.col("steps").first(), pl.col("score").cast(pl.Float64).mean(), pl.len().alias("episodes")
+    )
+    timed = points.with_columns(pl.col("chunk").cast(pl.Int64)).join(clock, on="chunk", how="left")
+    return timed.with_columns(pl.col("seconds").fill_null(0.0)).sort("member", "steps")
+
+
+def _finals(final: pl.DataFrame) -> pl.DataFrame:
+    if final.is_empty():
+        return final
+    return final.group_by("member", "which", maintain_order=True).agg(
+        pl.col("score").cast(pl.Float64).mean(), pl.len().alias("episodes")
+    )
+
+
+def _is_metric(name: str) -> bool:
+    """Whether a column is no name of a member: those are its seed and the paths of swept entries."""
+    return name not in _IDENTITY and not name.startswith("algo.")
+
+
+def _metrics(metrics: pl.DataFrame) -> pl.DataFrame:
+    """Long form: one row per member and metric; what was never measured is left out."""
+    names = [n for n, kind in metrics.schema.items() if kind.is_numeric() and _is_metric(n)]
+    if metrics.is_empty() or not names:
+        return pl.DataFrame()
+    rows = metrics.unpivot(names, index=["member", "chunk"], variable_name="metric").filter(pl.col("value").is_not_nan())
+    value = pl.col("value").cast(pl.Float64)
+    return rows.group_by("member", "metric", maintain_order=True).agg(
+        value.mean().alias("mean"), value.min().alias("low"), value.max().alias("high"), value.last().alias("last")
+    )

@@ -1,0 +1,310 @@
+"""Train the runs of a study in processes side by side. Everything it knows of a run it reads from the run's folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import polars as pl
+
+from rookery.core import config as configs
+from rookery.core.errors import RookeryError, RunError
+from rookery.studies.plan import Planned, Study
+from rookery.training.folder import RunFolder
+
+BYTES_PER_RUN = 3 << 29
+"""Memory set aside for a run: most need between half a GiB and two."""
+LOG = "log.txt"
+_PATIENCE = 5.0  # seconds that a run gets to stop by itself; whatever it was doing, its folder survives a kill
+_TIMED = 20  # newest chunks that a speed is taken from
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a study and where it stands."""
+
+    planned: Planned
+    folder: RunFolder
+    state: str
+    """new, interrupted, running, complete, failed, broken."""
+    progress: float = 0.0
+    """Share of the planned steps."""
+    rate: float = 0.0
+    """Steps per second, all members together; 0 if unknown."""
+    message: str = ""
+
+    @property
+    def total(self) -> int:
+        """Steps of all members."""
+        return self.planned.config.steps * self.planned.members
+
+
+class Watcher(Protocol):
+    """Whoever watches a study."""
+
+    def show(self, entries: Sequence[Entry], slots: int) -> None:
+        """Where all runs stand; called a few times a second."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Something the user should read."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a study may use of the machine."""
+
+    runs: int
+    """Runs side by side."""
+    threads: int
+    """Threads that each of them computes with."""
+
+
+@dataclass
+class _Child:
+    entry: Entry
+    process: subprocess.Popen[bytes]
+
+
+@dataclass
+class _Floor:
+    """Everything that is under way."""
+
+    waiting: deque[Entry]
+    elsewhere: list[Entry] = field(default_factory=list)
+    """Runs that another process trains; taken up should it stop before they are complete."""
+    children: list[_Child] = field(default_factory=list)
+    done: list[Entry] = field(default_factory=list)
+
+
+def survey(study: Study, out: Path) -> list[Entry]:
+    """Where every run of a study stands."""
+    return [look(planned, planned.folder(out)) for planned in study.runs]
+
+
+def look(planned: Planned, folder: RunFolder) -> Entry:
+    """Where one run stands."""
+    status = folder.status()
+    entry = Entry(planned, folder, status.state, status.progress, message=status.message)
+    if status.state == "new" and folder.holder():
+        return replace(entry, state="running")
+    return entry if status.state in ("new", "complete", "broken") else with_speed(entry)
+
+
+def with_speed(entry: Entry) -> Entry:
+    """The entry with progress and speed of its newest chunks (the status is written only now and then)."""
+    metrics, timing = (entry.folder.parts(kind) for kind in ("metrics", "timing"))
+    try:
+        steps = pl.read_parquet(metrics[-1], columns=["steps"])["steps"].min() if metrics else 0
+        rate = _rate(timing[-1:])
+    except (pl.exceptions.PolarsError, OSError):
+        return entry  # a part may vanish while a run begins again
+    progress = min(int(steps) / entry.planned.config.steps, 1.0) if isinstance(steps, int) else entry.progress
+    return replace(entry, progress=progress, rate=rate)
+
+
+def limits(asked: int, pending: int) -> Limits:
+    """How many runs go side by side: as asked, or one for each core as far as memory allows."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    room = max(1, free_memory() // BYTES_PER_RUN)
+    runs = max(1, min(asked or min(cores, room), pending))
+    return Limits(runs, max(1, cores // runs))
+
+
+def free_memory() -> int:
+    """Bytes that new processes can have: of the machine, or of the container if that is less."""
+    known = [_machine_memory(), _container_memory()]
+    return min((amount for amount in known if amount is not None), default=1 << 62)
+
+
+def estimate(entries: Sequence[Entry], out: Path, at_once: int) -> tuple[float, int]:
+    """Seconds of training that remain, and how many runs they leave out as nothing like them was ever timed."""
+    rates: dict[str, float] = {}
+    seconds, unknown = 0.0, 0
+    for entry in entries:
+        if entry.state == "complete":
+            continue
+        kind = entry.folder.name.rpartition("__")[0]
+        rate = entry.rate or rates.setdefault(kind, _known_rate(out, kind))
+        seconds += entry.total * (1 - entry.progress) / rate if rate else 0.0
+        unknown += not rate
+    return seconds / at_once, unknown
+
+
+def run(
+    study: Study,
+    out: Path,
+    command: Callable[[Path], Sequence[str]],
+    limits: Limits,
+    watcher: Watcher,
+    retry_failed: bool = False,
+) -> list[Entry]:
+    """Train what is not complete; `command` gives the process that trains the run in a folder.
+
+    One bad run does not stop the rest. On KeyboardInterrupt the processes are stopped before it is raised again.
+    """
+    entries = survey(study, out)
+    startable = ("new", "interrupted", "broken", *(["failed"] if retry_failed else []))
+    floor = _Floor(
+        waiting=deque(entry for entry in entries if entry.state in startable),
+        elsewhere=[entry for entry in entries if entry.state == "running"],
+        done=[entry for entry in entries if entry.state not in (*startable, "running")],
+    )
+    with _stopping(floor):
+        while floor.waiting or floor.children or floor.elsewhere:
+            _revisit(floor)
+            _start(floor, out, command, limits, watcher)
+            _collect(floor, watcher)
+            watcher.show(_in_order(study, floor), limits.runs)
+            time.sleep(0.25)
+    return _in_order(study, floor)
+
+
+def _revisit(floor: _Floor) -> None:
+    """Look again at the runs that others train."""
+    seen = [look(entry.planned, entry.folder) for entry in floor.elsewhere]
+    floor.elsewhere = [entry for entry in seen if entry.state == "running"]
+    floor.done += [entry for entry in seen if entry.state in ("complete", "failed")]
+    floor.waiting += [entry for entry in seen if entry.state not in ("running", "complete", "failed")]
+
+
+def _start(
+    floor: _Floor, out: Path, command: Callable[[Path], Sequence[str]], limits: Limits, watcher: Watcher
+) -> None:
+    """Fill the free places."""
+    while floor.waiting and len(floor.children) < limits.runs:
+        if floor.children and free_memory() < BYTES_PER_RUN:
+            return
+        entry = floor.waiting.popleft()
+        config = entry.planned.config
+        try:
+            RunFolder.open_or_create(out, configs.to_json(config), config.preset, config.task_name)
+            floor.children.append(_Child(entry, _spawn(entry.folder, command, limits.threads)))
+        except (RookeryError, OSError) as error:
+            floor.done.append(replace(entry, state="failed", message=str(error)))
+            watcher.message(f"failed: {_title(entry)}: {error}")
+
+
+def _spawn(folder: RunFolder, command: Callable[[Path], Sequence[str]], threads: int) -> subprocess.Popen[bytes]:
+    environment = {"NPROC": str(threads), **os.environ}  # XLA's thread pools are of this size
+    with (folder.path / LOG).open("ab") as log:
+        # A session of its own: Ctrl-C reaches this process alone, which then stops the others in order.
+        return subprocess.Popen(
+            command(folder.path),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _collect(floor: _Floor, watcher: Watcher) -> None:
+    """Take note of the processes that ended."""
+    for child in list(floor.children):
+        code = child.process.poll()
+        if code is None:
+            child.entry = with_speed(replace(child.entry, state="running"))
+            continue
+        floor.children.remove(child)
+        entry = look(child.entry.planned, child.entry.folder)
+        if entry.state != "complete":
+            entry = _failed(entry, code)
+        floor.done.append(entry)
+        watcher.message(f"{entry.state}: {_title(entry)}{': ' + entry.message if entry.message else ''}")
+
+
+def _failed(entry: Entry, code: int) -> Entry:
+    """The entry with the cause of its failure, which is left in the folder too."""
+    if entry.state == "failed":
+        return entry
+    cause = _cause(entry.folder, code)
+    # A full disk may be the cause; then this cannot be written either.
+    with suppress(RunError):
+        entry.folder.set_status("failed", cause, entry.progress, label=entry.planned.label)
+    return replace(entry, state="failed", message=cause)
+
+
+def _cause(folder: RunFolder, code: int) -> str:
+    """Why a process ended that did not say so itself."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = " (the machine may be out of memory: try fewer runs with --jobs)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
+    lines = (folder.path / LOG).read_text(errors="replace").split("\n") if (folder.path / LOG).exists() else []
+    said = [line.strip() for line in lines if line.strip()]
+    return f"{said[-1] if said else 'no message'} (exit code {code}; all of it is in {folder.path / LOG})"
+
+
+@contextmanager
+def _stopping(floor: _Floor) -> Iterator[None]:
+    """Leave no process behind, however this ends."""
+    try:
+        yield
+    finally:
+        running = [child.process for child in floor.children]
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + _PATIENCE
+        try:
+            while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+
+def _in_order(study: Study, floor: _Floor) -> list[Entry]:
+    known = [*floor.done, *floor.elsewhere, *floor.waiting, *(child.entry for child in floor.children)]
+    place = {id(planned): i for i, planned in enumerate(study.runs)}
+    return sorted(known, key=lambda entry: place[id(entry.planned)])
+
+
+def _title(entry: Entry) -> str:
+    return f"{entry.planned.label} on {entry.planned.task}, seeds {configs.format_value(entry.planned.config.seeds)}"
+
+
+def _known_rate(out: Path, kind: str) -> float:
+    """Steps per second of earlier runs of a preset on a task; 0 if there are none."""
+    rates = []
+    for path in sorted(out.glob(f"{kind}__*"))[-_TIMED:]:
+        with suppress(pl.exceptions.PolarsError, OSError):
+            rates.append(_rate(RunFolder(path).parts("timing")[-_TIMED:]))
+    known = sorted(rate for rate in rates if rate)
+    return known[len(known) // 2] if known else 0.0
+
+
+def _rate(parts: Sequence[Path]) -> float:
+    """Steps per second over some parts of timing."""
+    if not parts:
+        return 0.0
+    frame = pl.read_parquet(list(parts))
+    return float(frame["steps"].sum() / frame["seconds"].sum())
+
+
+def _machine_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kib: Mapping[str, str] = dict(line.split(":", 1) for line in lines if ":" in line)
+    return int(kib["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in kib else None
+
+
+def _container_memory() -> int | None:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        most, used = (folder / name for name in ("memory.max", "memory.current"))
+        return max(0, int(most.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):
+        return None  # no such limit

@@ -1,0 +1,201 @@
+"""The tables of a report, from its results."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from rookery.core.config import format_value
+from rookery.studies import stats
+from rookery.studies.results import FEW, Cell, Results
+from rookery.studies.stats import Estimate
+from rookery.studies.tables import Table
+
+_INTERVAL = ("IQM", "low", "high")
+_METHOD = "IQM and 95% interval of the stratified bootstrap over seeds"
+
+
+def all_tables(results: Results) -> list[Table]:
+    """Every table that the results have something for."""
+    tables = [
+        final_table(results),
+        steps_table(results),
+        efficiency_table(results),
+        aggregate_table(results),
+        improvement_table(results),
+        compute_table(results),
+        liveness_table(results),
+        seeds_table(results),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def final_table(results: Results) -> Table:
+    """The absolute metric of every algorithm on every task."""
+    rows = []
+    for cell in _cells(results):
+        if len(cell.finals):
+            estimate = stats.aggregate([cell.finals], stats.iqm, results.compare.resamples).floats()
+            mean = float(cell.finals.mean())
+            rows.append((cell.task, cell.label, *estimate, mean, len(cell.finals), results.scales[cell.task].unit))
+    note = f"{_METHOD}; greedy episodes of each seed's {results.compare.policy} policy after training."
+    columns = ("task", "algorithm", *_INTERVAL, "mean", "seeds", "unit")
+    return Table("final", "Absolute metric after training", note, columns, tuple(rows))
+
+
+def steps_table(results: Results) -> Table:
+    """Scores at chosen step counts."""
+    rows = []
+    for cell in _cells(results):
+        budget = int(cell.steps[-1])
+        for at in results.compare.at or (budget // 4, budget // 2, budget):
+            if at > budget:
+                continue
+            scores = np.asarray([np.interp(at, cell.steps, curve) for curve in cell.curves])
+            if np.isfinite(scores).all():
+                estimate = stats.aggregate([scores], stats.iqm, results.compare.resamples).floats()
+                rows.append((cell.task, cell.label, at, *estimate, len(scores), results.scales[cell.task].unit))
+    note = f"{_METHOD}; evaluations under way, straight between the two nearest."
+    columns = ("task", "algorithm", "steps", *_INTERVAL, "seeds", "unit")
+    return Table("steps", "Score at given steps", note, columns, tuple(rows))
+
+
+def efficiency_table(results: Results) -> Table:
+    """Steps to the threshold."""
+    threshold, rows = results.compare.threshold, []
+    for cell in _cells(results):
+        if np.isnan(cell.reached).any():
+            continue
+        scale = results.scales[cell.task]
+        score = scale.random + threshold * (scale.reference - scale.random)
+        reached = int(np.isfinite(cell.reached).sum())
+        # The lower of the two middle ones: a mean with a seed that never got there would not be a number.
+        median = float(np.sort(cell.reached)[(len(cell.reached) - 1) // 2])
+        rows.append((cell.task, cell.label, score, median, float(cell.reached.min()), reached, len(cell.reached)))
+    note = (
+        f"Environment steps until an evaluation reaches {format_value(threshold)} of the way from the random to the "
+        "reference score; a seed that never does counts as never."
+    )
+    columns = ("task", "algorithm", "score to reach", "median steps", "fastest seed", "seeds that did", "seeds")
+    return Table("efficiency", "Sample efficiency", note, columns, tuple(rows))
+
+
+def aggregate_table(results: Results) -> Table:
+    """Normalised scores over all tasks that have a scale."""
+    rows = []
+    for label in results.labels:
+        strata = results.normalised(label)
+        if strata:
+            n = results.compare.resamples
+            iqm, gap = (stats.aggregate(strata, f, n).floats() for f in (stats.iqm, stats.optimality_gap))
+            rows.append((label, *iqm, *gap, len(strata), sum(map(len, strata))))
+    left_out = [task for task in results.tasks if task not in results.scaled_tasks()]
+    missing = f" Left out, for want of a reference score: {', '.join(left_out)}." if left_out else ""
+    note = f"Absolute metric, 0 at the random and 1 at the reference score. {_scales_note(results)}{missing}"
+    columns = ("algorithm", "IQM", "low", "high", "optimality gap", "gap low", "gap high", "tasks", "runs")
+    return Table("aggregate", "Normalised score over tasks", note, columns, tuple(rows))
+
+
+def improvement_table(results: Results) -> Table:
+    """Probability of improvement of every algorithm over the baseline."""
+    rows = []
+    for label in results.labels:
+        estimate = improvement(results, label)
+        if label != results.baseline and estimate is not None:
+            rows.append((label, results.baseline, *estimate.floats(), len(both(results, label))))
+    note = "Probability that a seed of X scores more than a seed of Y on the same task, mean over tasks; ties count half."
+    columns = ("X", "Y", "P(X > Y)", "low", "high", "tasks")
+    return Table("improvement", "Probability of improvement", note, columns, tuple(rows))
+
+
+def improvement(results: Results, label: str) -> Estimate | None:
+    """Probability of improvement over the baseline; None if they have no task in common."""
+    tasks = both(results, label)
+    if not tasks:
+        return None
+    ours, theirs = ([results.cells[name, task].finals for task in tasks] for name in (label, results.baseline))
+    return stats.improvement(ours, theirs, results.compare.resamples)
+
+
+def both(results: Results, label: str) -> list[str]:
+    """Tasks on which an algorithm and the baseline have an absolute metric; no scale is needed to compare ranks."""
+    return [t for t in results.tasks if results.has_final(label, t) and results.has_final(results.baseline, t)]
+
+
+def compute_table(results: Results) -> Table:
+    """What the runs cost."""
+    key = results.runs.members.select("run", "label", "task").unique(maintain_order=True)
+    # A run with swept values has several labels; its cost cannot be divided, and is given for all of them together.
+    names = key.group_by("run", maintain_order=True).agg(pl.col("label").str.join(" / "), pl.col("task").first())
+    spent = names.join(results.runs.spent, on="run").group_by("task", "label", maintain_order=True)
+    frame = spent.agg(pl.len().alias("runs"), pl.col("steps").sum(), pl.col("seconds").sum())
+    rows = [
+        (task, label, runs, steps, seconds, steps / seconds if seconds else None)
+        for task, label, runs, steps, seconds in frame.iter_rows()
+    ]
+    note = "Steps of all seeds together; seconds of training, without compiling and evaluation."
+    columns = ("task", "algorithm", "runs", "steps", "seconds", "steps per second")
+    return Table("compute", "Compute spent", note, columns, tuple(rows))
+
+
+def liveness_table(results: Results) -> Table:
+    """Every quantity that training measured: a mechanism that never ran shows here."""
+    frame = (
+        results.runs.metrics.filter(~pl.col("metric").str.starts_with("train/"))
+        .group_by("task", "label", "metric", maintain_order=True)
+        .agg(pl.col("last").mean(), pl.col("mean").mean(), pl.col("low").min(), pl.col("high").max())
+    )
+    rows = [
+        (task, label, metric, last, mean, low, high, "always 0" if low == high == 0 else "")
+        for task, label, metric, last, mean, low, high in frame.iter_rows()
+    ]
+    note = "Means over seeds of the last value and of the whole run, and the range. What is always 0 did nothing."
+    columns = ("task", "algorithm", "quantity", "last", "mean", "least", "most", "remark")
+    return Table("liveness", "Signs of life", note, columns, tuple(rows))
+
+
+def seeds_table(results: Results) -> Table:
+    """The absolute metric of every seed."""
+    frame = results.runs.finals.select("task", "label", "seed", "which", "score", "episodes", "run")
+    note = "Mean over greedy episodes of each seed's best and last policy."
+    columns = ("task", "algorithm", "seed", "policy", "score", "episodes", "run")
+    return Table("seeds", "Every seed", note, columns, tuple(frame.iter_rows()))
+
+
+def warnings(results: Results) -> list[str]:
+    """What a reader must know before anything else, the worst first."""
+    found = []
+    for twins in results.twins:
+        names = ", ".join(f"{label} (seed {seed})" for label, seed in twins.members)
+        if twins.training:
+            found.append(f"Identical training: {names} on {twins.task} agree in every number. What differs never ran.")
+        else:
+            found.append(f"Identical curves: {names} on {twins.task}. Their training differs, but check that it should.")
+    found += [
+        f"Always 0: {metric} of {label} on {task}."
+        for task, label, metric, *_, remark in liveness_table(results).rows
+        if remark
+    ]
+    incomplete = [cell for cell in _cells(results) if len(cell.finals) < len(cell.seeds)]
+    if incomplete:
+        names = ", ".join(f"{cell.label} on {cell.task}" for cell in incomplete)
+        found.append(f"Not complete, and shown as far as they are: {names}.")
+    if 0 < results.fewest < FEW:
+        found.append(few_seeds(results.fewest))
+    return [*found, *results.notes]
+
+
+def few_seeds(count: int) -> str:
+    """The warning that stands in the figures too."""
+    return f"Only {count} seed{'s' if count > 1 else ''}: fewer than {FEW} are too few for a claim."
+
+
+def _scales_note(results: Results) -> str:
+    scales = [(task, results.scales[task]) for task in results.scaled_tasks()]
+    shown = [f"{task} {format_value(s.random)} to {format_value(s.reference)}" for task, s in scales[:12]]
+    return f"Scales: {'; '.join(shown)}{'; ...' if len(scales) > 12 else ''}." if shown else ""
+
+
+def _cells(results: Results) -> list[Cell]:
+    pairs = [(label, task) for task in results.tasks for label in results.labels]
+    return [results.cells[pair] for pair in pairs if pair in results.cells]

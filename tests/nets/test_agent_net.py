@@ -1,0 +1,81 @@
+"""`Net`: shared and per-agent weights, sequences and single steps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.nets.agent import Net
+
+TIME, BATCH, AGENTS, N_IN, N_OUT = 5, 2, 3, 4, 6
+NETS = [Net(), Net("gru", layers=1, layers_after=1), Net("mlp", activation="tanh", layer_norm=True)]
+
+
+def data() -> tuple[jax.Array, jax.Array]:
+    x = jax.random.normal(jax.random.PRNGKey(1), (TIME, BATCH, AGENTS, N_IN))
+    return x, jnp.zeros((TIME, BATCH), bool).at[0].set(True).at[3, 1].set(True)
+
+
+def small(net: Net, weights: str) -> Net:
+    from dataclasses import replace
+
+    return replace(net, width=8, weights=weights)
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda n: f"{n.kind}-{n.activation}")
+def test_per_agent_weights_are_separate_nets(net: Net) -> None:
+    net, alone = small(net, "per_agent"), small(net, "shared")
+    params = net.init(jax.random.PRNGKey(0), AGENTS, N_IN, N_OUT, 1.0)
+    x, first = data()
+    carry, y = net.unroll(params, net.carry(BATCH, AGENTS), x, first)
+    assert y.shape == (TIME, BATCH, AGENTS, N_OUT) and carry.shape == (BATCH, AGENTS, net.hidden)
+    for i in range(AGENTS):
+        own = jax.tree.map(lambda w, i=i: w[i], params)
+        carry_i, y_i = alone.unroll(own, alone.carry(BATCH, 1), x[:, :, i : i + 1], first)
+        np.testing.assert_allclose(y[:, :, i], y_i[:, :, 0], atol=1e-5)
+        np.testing.assert_allclose(carry[:, i], carry_i[:, 0], atol=1e-5)
+    assert not np.allclose(params.head.weight[0], params.head.weight[1])
+
+
+@pytest.mark.parametrize("net", NETS, ids=lambda n: f"{n.kind}-{n.activation}")
+def test_shared_weights_treat_agents_alike(net: Net) -> None:
+    net = small(net, "shared")
+    params = net.init(jax.random.PRNGKey(0), AGENTS, N_IN, N_OUT, 1.0)
+    x, first = data()
+    _, y = net.unroll(params, net.carry(BATCH, AGENTS), x, first)
+    order = jnp.array([2, 0, 1])
+    _, permuted = net.unroll(params, net.carry(BATCH, AGENTS), x[:, :, order], first)
+    np.testing.assert_allclose(y[:, :, order], permuted, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", ["shared", "per_agent"])
+@pytest.mark.parametrize("net", NETS, ids=lambda n: f"{n.kind}-{n.activation}")
+def test_step_by_step_equals_the_whole_sequence(net: Net, weights: str) -> None:
+    """Acting reads one row at a time, learning reads them all: both must see the same."""
+    net = small(net, weights)
+    params = net.init(jax.random.PRNGKey(0), AGENTS, N_IN, N_OUT, 1.0)
+    x, first = data()
+    carry = jax.random.normal(jax.random.PRNGKey(2), (BATCH, AGENTS, net.hidden))
+    end, whole = net.unroll(params, carry, x, first)
+    for t in range(TIME):
+        carry, y = net.unroll(params, carry, x[t : t + 1], first[t : t + 1])
+        np.testing.assert_allclose(y[0], whole[t], atol=1e-5)
+    np.testing.assert_allclose(carry, end, atol=1e-5)
+
+
+def test_an_mlp_by_hand() -> None:
+    net = Net(width=2, layers=1)
+    params = net.init(jax.random.PRNGKey(0), 1, 2, 1, 1.0)
+    x = np.float32([0.5, -2.0])
+    hidden = np.maximum(x @ np.asarray(params.before[0].weight) + np.asarray(params.before[0].bias), 0)
+    expected = hidden @ np.asarray(params.head.weight)
+    _, y = net.unroll(params, net.carry(1, 1), jnp.asarray(x).reshape(1, 1, 1, 2), jnp.ones((1, 1), bool))
+    np.testing.assert_allclose(y.reshape(-1), expected, atol=1e-6)
+
+
+def test_the_gain_scales_the_head() -> None:
+    for gain in (0.01, 1.0):
+        w = Net(width=16).init(jax.random.PRNGKey(0), 1, 4, 5, gain).head.weight
+        np.testing.assert_allclose(w.T @ w, gain**2 * np.eye(5), atol=1e-5 * gain)

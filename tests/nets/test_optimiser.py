@@ -1,0 +1,69 @@
+"""Gradient steps and schedules, by hand."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.nets.optimiser import Optimiser, Schedule
+
+PARAMS = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
+GRADS = [{"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}, {"a": jnp.array([-1.0, 0.5]), "b": jnp.array(0.0)}]
+
+
+def flat(tree: dict) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(tree[k], np.float64)) for k in ("a", "b")])
+
+
+def by_hand(o: Optimiser, progress: list[float]) -> np.ndarray:
+    """The published formulas, in double precision."""
+    x = flat(PARAMS)
+    m, v = np.zeros(3), np.zeros(3)
+    for t, (grads, p) in enumerate(zip(GRADS, progress, strict=True), 1):
+        g = flat(grads)
+        g = g * min(1.0, o.clip / np.linalg.norm(g))
+        if o.kind == "adam":
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+            update = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + o.eps)
+        else:
+            v = o.rms_decay * v + (1 - o.rms_decay) * g**2
+            update = g / (np.sqrt(v) + o.eps)
+        x = x - o.lr * ((1 - p) if o.decay == "linear" else 1.0) * update
+    return x
+
+
+@pytest.mark.parametrize("decay", ["none", "linear"])
+@pytest.mark.parametrize("clip", [1.0, 100.0])
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+def test_two_steps(kind: str, clip: float, decay: str) -> None:
+    """The first gradient has norm 5: a clip of 1 divides it by 5, and a clip of 100 leaves it."""
+    optimiser = Optimiser(kind, lr=0.1, decay=decay, clip=clip, eps=1e-2)
+    params, state, progress = PARAMS, optimiser.init(PARAMS), [0.25, 0.75]
+    for grads, p in zip(GRADS, progress, strict=True):
+        params, state = optimiser.step(params, grads, state, jnp.float32(p))
+    np.testing.assert_allclose(flat(params), by_hand(optimiser, progress), rtol=1e-5)
+
+
+def test_linear_decay_ends_at_rest() -> None:
+    optimiser = Optimiser(decay="linear")
+    params, _ = optimiser.step(PARAMS, GRADS[0], optimiser.init(PARAMS), jnp.float32(1.0))
+    np.testing.assert_array_equal(flat(params), flat(PARAMS))
+
+
+def test_radam_descends() -> None:
+    optimiser = Optimiser("radam", lr=0.1)
+    params, _ = optimiser.step(PARAMS, GRADS[0], optimiser.init(PARAMS), jnp.float32(0.0))
+    assert params["b"] < PARAMS["b"] and params["a"][0] < PARAMS["a"][0] and params["a"][1] == PARAMS["a"][1]
+
+
+@pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (250, 0.775), (1000, 0.1), (10**9, 0.1)])
+def test_schedule_by_steps(steps: int, value: float) -> None:
+    schedule = Schedule(1.0, 0.1, steps=1000)
+    assert float(schedule.at(jnp.uint32(steps), jnp.float32(77.0))) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (1000, 0.55), (2000, 0.1), (9000, 0.1)])
+def test_schedule_by_share_of_the_budget(steps: int, value: float) -> None:
+    schedule = Schedule(1.0, 0.1, steps=0, share=0.2)
+    assert float(schedule.at(jnp.uint32(steps), jnp.float32(10_000.0))) == pytest.approx(value)
