@@ -1,22 +1,127 @@
-"""Named settings. Plain names are our own, chosen by time to score; a suffix names whose published settings it has."""
+"""Named settings. Plain names are our own, chosen by time to score on two CPU cores (docs/results.md); a suffix names
+whose published settings a preset has, as far as they are settings of the algorithm and not of a task."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from rookery.algorithms.ppo import PPO, Value
-from rookery.algorithms.q import Q
+from rookery.algorithms.q import Q, Replay, Target
 from rookery.core.registry import PRESETS
+from rookery.core.types import Collect
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
+from rookery.nets.optimiser import Optimiser, Schedule
 
-_iql = Q()
+# -- the Q family ---------------------------------------------------------------------------------------------------
+# Feed-forward agents and 32 environments of 32 transitions: a GRU costs three times as much per gradient step and the
+# tasks we tuned on are won without memory. td_lambda makes up for the short horizon of a one-step target.
+_iql = Q(
+    net=Net("mlp", width=64, layers=2),
+    collect=Collect(envs=32, length=32),
+    replay=Replay(capacity=2048, batch=32, start=64, steps_per_sequence=0.125),
+    target=Target(every=50),
+    optimiser=Optimiser("adam", lr=1e-3, clip=10.0),
+    epsilon=Schedule(1.0, 0.05, steps=50_000),
+    gamma=0.97,
+    td_lambda=0.6,
+    last_action=False,
+)
 PRESETS["iql"] = _iql
-PRESETS["dqn"] = replace(_iql, net=Net("mlp"), last_action=False)
+PRESETS["dqn"] = replace(_iql, agent_id=False)
 PRESETS["vdn"] = replace(_iql, mixer=Mixer("vdn"))
-PRESETS["qmix"] = replace(_iql, mixer=Mixer("qmix"))
+PRESETS["qmix"] = replace(_iql, mixer=Mixer("qmix", gain=0.1))
 
-_mappo = PPO()
+# PyMARL (Samvelyan et al. 2019): one environment, one gradient step per episode.
+_qmix_pymarl = Q(
+    mixer=Mixer("qmix", embed=32, hyper=64),
+    net=Net("gru", width=64, layers=1),
+    collect=Collect(envs=1, restart=True),
+    replay=Replay(capacity=5000, batch=32, start=32, steps_per_sequence=1.0),
+    target=Target(every=200),
+    optimiser=Optimiser("rmsprop", lr=5e-4, clip=10.0, eps=1e-5, rms_decay=0.99),
+    epsilon=Schedule(1.0, 0.05, steps=50_000),
+    gamma=0.99,
+)
+PRESETS["qmix_pymarl"] = _qmix_pymarl
+# PyMARL2 (Hu et al. 2021): eight environments, one gradient step for eight episodes, on a larger batch.
+PRESETS["qmix_pymarl2"] = replace(
+    _qmix_pymarl,
+    collect=Collect(envs=8, restart=True),
+    replay=Replay(capacity=5000, batch=128, start=128, steps_per_sequence=0.125),
+    optimiser=Optimiser("adam", lr=1e-3, clip=10.0),
+    epsilon=Schedule(1.0, 0.05, steps=100_000),
+    td_lambda=0.6,
+)
+# JaxMARL's QMIX on MPE (Rutherford et al. 2024): it sums rewards over agents and learns from 10,000 steps on.
+PRESETS["qmix_jaxmarl"] = Q(
+    mixer=Mixer("qmix", embed=32, hyper=128, gain=0.001),
+    net=Net("gru", width=64, layers=1),
+    collect=Collect(envs=8, restart=True),
+    replay=Replay(capacity=5000, batch=32, start=400, steps_per_sequence=0.125),
+    target=Target(every=200),
+    optimiser=Optimiser("radam", lr=5e-3, decay="linear", clip=25.0, eps=1e-8),
+    epsilon=Schedule(1.0, 0.05, steps=0, share=0.1),
+    gamma=0.9,
+    team_reward="sum",
+    last_action=False,
+)
+
+# -- the PPO family -------------------------------------------------------------------------------------------------
+_mappo = PPO(
+    actor=Net("mlp", width=64, layers=2),
+    critic=Net("mlp", width=64, layers=2),
+    collect=Collect(envs=32, length=32),
+    optimiser=Optimiser("adam", lr=1e-3, decay="linear", clip=10.0),
+    gamma=0.97,
+    epochs=4,
+    minibatches=4,
+    entropy=0.01,
+)
 PRESETS["mappo"] = _mappo
 PRESETS["ippo"] = replace(_mappo, value=Value(sees="obs"))
-PRESETS["a2c"] = replace(_mappo, value=Value(sees="obs", clip=0.0), clip=0.0, epochs=1, gae_lambda=1.0)
+PRESETS["a2c"] = replace(
+    _mappo,
+    value=Value(sees="obs", clip=0.0),
+    collect=Collect(envs=32, length=8),
+    clip=0.0,
+    epochs=1,
+    minibatches=1,
+    gae_lambda=1.0,
+)
+
+# The on-policy code base's script for MPE simple_spread (Yu et al. 2022), feed-forward.
+_onpolicy_net = Net("mlp", width=64, layers=2, layer_norm=True)
+PRESETS["mappo_onpolicy"] = PPO(
+    actor=_onpolicy_net,
+    critic=_onpolicy_net,
+    collect=Collect(envs=128, length=26),
+    optimiser=Optimiser("adam", lr=7e-4, clip=10.0, eps=1e-5),
+    gamma=0.99,
+    epochs=10,
+    minibatches=1,
+    entropy=0.01,
+    agent_id=False,
+)
+# JaxMARL's MAPPO-RNN and IPPO-FF on MPE. Its SMAX script differs in: 128 environments, entropy 0, clip 0.25, agent id.
+_jaxmarl_value = Value(sees="state", loss="mse", clip=0.2, weight=0.5, normalise="none")
+_jaxmarl_net = Net("gru", width=128, layers=1, layers_after=1)
+PRESETS["mappo_jaxmarl"] = PPO(
+    actor=_jaxmarl_net,
+    critic=_jaxmarl_net,
+    value=_jaxmarl_value,
+    collect=Collect(envs=16, length=128),
+    optimiser=Optimiser("adam", lr=2e-3, decay="linear", clip=0.5, eps=1e-5),
+    epochs=4,
+    minibatches=4,
+    entropy=0.01,
+    advantages="minibatch",
+    agent_id=False,
+)
+PRESETS["ippo_jaxmarl"] = replace(
+    PRESETS["mappo_jaxmarl"],
+    actor=Net("mlp", width=64, layers=2, activation="tanh"),
+    critic=Net("mlp", width=64, layers=2, activation="tanh"),
+    value=replace(_jaxmarl_value, sees="obs"),
+    optimiser=Optimiser("adam", lr=2.5e-4, decay="linear", clip=0.5, eps=1e-5),
+)

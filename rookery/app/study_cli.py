@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -36,6 +37,10 @@ class StudyRun:
     """Also train the runs that failed before."""
     dry_run: bool = False
     """Print the plan and stop."""
+    report: bool = False
+    """Write a report at the end."""
+    to: Path = Path("reports")
+    """Where reports go: TO/<study>/report-<n>."""
     quiet: bool = False
     """Show no progress."""
 
@@ -118,7 +123,32 @@ class StudyAddSeeds:
         return 0
 
 
-STUDY_COMMANDS: dict[str, type] = {"run": StudyRun, "status": StudyStatus, "add-seeds": StudyAddSeeds}
+@dataclass(frozen=True)
+class StudyReport:
+    """Write a report (a page, figures, tables) into a new folder."""
+
+    file: StudyFile
+    """The study file (TOML)."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+    to: Path = Path("reports")
+    """Where reports go: TO/<study>/report-<n>."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.studies import plan
+
+        load_registries()
+        _write_report(plan.load(self.file), self.out, self.to)
+        return 0
+
+
+STUDY_COMMANDS: dict[str, type] = {
+    "run": StudyRun,
+    "status": StudyStatus,
+    "add-seeds": StudyAddSeeds,
+    "report": StudyReport,
+}
 
 
 @dataclass(frozen=True)
@@ -168,8 +198,8 @@ def _outlook(entries: Sequence[Any], wanted: Sequence[Any], limits: Any, out: Pa
     from rookery.studies import schedule
 
     counts = Counter(entry.state for entry in entries)
-    states = {"complete": "complete", "interrupted": "to resume", "new": "new", "failed": "failed", "running": "running"}
-    text = ", ".join(f"{counts[state]} {words}" for state, words in states.items() if counts[state])
+    states = ("complete", "interrupted", "new", "failed", "running", "broken")
+    text = ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
     if not wanted:
         return f"{text}; nothing to do."
     seconds, unknown = schedule.estimate(wanted, out, limits.runs)
@@ -181,11 +211,38 @@ def _outlook(entries: Sequence[Any], wanted: Sequence[Any], limits: Any, out: Pa
 def _conclude(study: Any, entries: Sequence[Any], given: StudyRun) -> int:
     """Say how it went; the exit code."""
     failed = [entry for entry in entries if entry.state == "failed"]
+    if given.report and any(entry.state == "complete" for entry in entries):
+        _write_report(study, given.out, given.to)
+    elif not failed:
+        print(f"all complete. Compare them: rookery study report {given.file} --out {given.out}")
     for entry in failed:
         print(f"failed: {entry.planned.label} on {entry.planned.task}: {entry.message}", file=sys.stderr)
     if failed:
         print(f"try them again: rookery study run {given.file} --out {given.out} --retry-failed", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _write_report(study: Any, out: Path, to: Path) -> None:
+    """Write a report, and print its warnings, its main table and where it is."""
+    from rookery.studies import report
+
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", study.name)
+    written = report.write(report.study_results(study, out, catalog_scales()), study.name, to / name)
+    for table in written.tables:
+        if table.name == "final":
+            print_rows([dict(zip(table.columns, row, strict=True)) for row in table.rows], False)
+            print(table.note)
+    for warning in written.warnings:
+        print(f"warning: {warning}")
+    print(f"report: {written.page}")
+
+
+def catalog_scales() -> dict[str, Any]:
+    """What the catalog knows of the scores of every task."""
+    from rookery.studies.plan import Scale
+    from rookery.tasks.catalog import FACTS
+
+    return {name: Scale(facts.random, facts.reference, facts.score) for name, facts in FACTS.items()}
 
 
 @contextmanager

@@ -1,20 +1,20 @@
 """A study file (TOML) and the grid of runs that it means.
 
-    name = "credit"                       # default: the file's name
-    tasks = ["smax/3m", { name = "maze/static", size = 8, steps = 200_000 }]
-    algorithms = ["vdn", { preset = "qmix", mixer.embed = 64 }]
-    seeds = 5                             # a count, a list, or a list of groups that are trained together
-    steps = 1_000_000                     # of each seed; a task may have a budget of its own
+name = "credit"                       # default: the file's name
+tasks = ["smax/3m", { name = "maze/static", size = 8, steps = 200_000 }]
+algorithms = ["vdn", { preset = "qmix", mixer.embed = 64 }]
+seeds = 5                             # a count, a list, or a list of groups that are trained together
+steps = 1_000_000                     # of each seed; a task may have a budget of its own
 
-    [[algorithms]]                        # the same list may be written as tables
-    preset = "mappo"
-    vary = { "optimiser.lr" = [1e-3, 3e-4] }    # one run for each combination of values
-    sweep = { "entropy" = [0.0, 0.01] }         # all values in one program, side by side with the seeds
+[[algorithms]]                        # the same list may be written as tables
+preset = "mappo"
+vary = { "optimiser.lr" = [1e-3, 3e-4] }    # one run for each combination of values
+sweep = { "entropy" = [0.0, 0.01] }         # all values in one program, side by side with the seeds
 
-    [evaluation]                          # as in a run's config
-    [checkpoints]
-    [compare]                             # see `Compare`
-    [scale."smax/3m"]                     # replaces the catalog's random and reference scores
+[evaluation]                          # as in a run's config
+[checkpoints]
+[compare]                             # see `Compare`
+[scale."smax/3m"]                     # replaces the catalog's random and reference scores
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 

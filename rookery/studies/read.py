@@ -21,7 +21,7 @@ import polars as pl
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RunError
-from rookery.core.registry import ALGORITHMS, TASK_FAMILIES, TASKS
+from rookery.core.registry import ALGORITHMS, TASK_FAMILIES
 from rookery.studies.plan import task_label
 from rookery.training.folder import RunFolder
 from rookery.training.loop import member_infos
@@ -72,7 +72,7 @@ class Runs:
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table of all runs, with the members' columns beside it."""
-        rows = pl.concat([shard[table] for shard in self.shards]) if self.shards else pl.LazyFrame(schema=_SCHEMAS[table])
+        rows = pl.concat([pl.LazyFrame(schema=_SCHEMAS[table]), *(shard[table] for shard in self.shards)])
         if table == "runs":
             return rows
         return rows.join(self.members.lazy(), on=["run", "member"], maintain_order="left")
@@ -150,8 +150,7 @@ class _Labels:
         key = (name, json.dumps(task))
         if key not in self._known:
             try:
-                known = name in TASKS
-                self._known[key] = task_label(name, configs.from_json(TASK_FAMILIES[task["family"]], task)) if known else name
+                self._known[key] = task_label(name, configs.from_json(TASK_FAMILIES[task["family"]], task))
             except (ConfigError, KeyError):
                 return name
         return self._known[key]
@@ -305,7 +304,8 @@ def _metrics(metrics: pl.DataFrame) -> pl.DataFrame:
     names = [n for n, kind in metrics.schema.items() if kind.is_numeric() and _is_metric(n)]
     if metrics.is_empty() or not names:
         return pl.DataFrame()
-    rows = metrics.unpivot(names, index=["member", "chunk"], variable_name="metric").filter(pl.col("value").is_not_nan())
+    rows = metrics.unpivot(names, index=["member", "chunk"], variable_name="metric")
+    rows = rows.filter(pl.col("value").is_not_nan())
     value = pl.col("value").cast(pl.Float64)
     return rows.group_by("member", "metric", maintain_order=True).agg(
         value.mean().alias("mean"), value.min().alias("low"), value.max().alias("high"), value.last().alias("last")

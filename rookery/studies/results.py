@@ -117,7 +117,10 @@ def collect(
     labels: Sequence[str] = (),
     key: str = "label",
 ) -> Results:
-    """Read the curves once, member by member; `scales` are by task name, `labels` give an order, `key` what is compared."""
+    """Read the curves once, member by member.
+
+    `scales` are by task name, `labels` give an order, `key` is the column of the members that is compared.
+    """
     names = dict(zip(runs.members["task"], runs.members["task_name"], strict=True))
     by_task = {task: scales.get(name, Scale()) for task, name in names.items()}
     budgets = _budgets(runs.members)
@@ -211,13 +214,24 @@ def _twins(runs: Runs, hashes: Mapping[tuple[str, str], Sequence[Mapping[str, An
     for (task, _), rows in suspects.items():
         first, *others = rows
         trained = [row for row in others if _same(metrics, first, row)]
-        different = [row for row in others if row[key] != first[key]]
         if trained:
             found.append(Twins(task, tuple((row[key], row["seed"]) for row in (first, *trained)), True))
-        elif different and not first["constant"]:
-            # Seeds of one algorithm may well agree on an easy task, and a flat line says nothing.
-            found.append(Twins(task, tuple((row[key], row["seed"]) for row in (first, *different)), False))
+        # A flat line says nothing, and different seeds may well agree on an easy task.
+        elif not first["constant"]:
+            found += _same_seed(task, rows, key)
     return found
+
+
+def _same_seed(task: str, rows: Sequence[Mapping[str, Any]], key: str) -> list[Twins]:
+    """Those of the rows that have a seed in common but are of different configs."""
+    by_seed: dict[int, set[str]] = {}
+    for row in rows:
+        by_seed.setdefault(row["seed"], set()).add(row[key])
+    return [
+        Twins(task, tuple((label, seed) for label in sorted(labels)), False)
+        for seed, labels in by_seed.items()
+        if len(labels) > 1
+    ]
 
 
 Trained = dict[tuple[str, int], dict[str, tuple[float, ...]]]

@@ -6,6 +6,7 @@ same, so a report made twice is the same report.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,4 @@ def _draws(strata: Strata, resamples: int, size: int) -> Iterator[Int[np.ndarray
     at_once = max(1, min(resamples, _BLOCK // max(size, 1)))
     for start in range(0, resamples, at_once):
         count = min(at_once, resamples - start)
-        yield np.concatenate(
-            [rng.integers(a, b, size=(count, b - a)) for a, b in zip(offsets, offsets[1:], strict=False)], axis=1
-        )
+        yield np.concatenate([rng.integers(a, b, size=(count, b - a)) for a, b in itertools.pairwise(offsets)], axis=1)

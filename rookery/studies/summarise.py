@@ -103,7 +103,9 @@ def improvement_table(results: Results) -> Table:
         estimate = improvement(results, label)
         if label != results.baseline and estimate is not None:
             rows.append((label, results.baseline, *estimate.floats(), len(both(results, label))))
-    note = "Probability that a seed of X scores more than a seed of Y on the same task, mean over tasks; ties count half."
+    note = (
+        "Probability that a seed of X scores more than a seed of Y on the same task, mean over tasks; ties count half."
+    )
     columns = ("X", "Y", "P(X > Y)", "low", "high", "tasks")
     return Table("improvement", "Probability of improvement", note, columns, tuple(rows))
 
@@ -170,7 +172,7 @@ def warnings(results: Results) -> list[str]:
         if twins.training:
             found.append(f"Identical training: {names} on {twins.task} agree in every number. What differs never ran.")
         else:
-            found.append(f"Identical curves: {names} on {twins.task}. Their training differs, but check that it should.")
+            found.append(f"Identical curves: {names} on {twins.task}. Their training differs; should their scores not?")
     found += [
         f"Always 0: {metric} of {label} on {task}."
         for task, label, metric, *_, remark in liveness_table(results).rows

@@ -58,7 +58,8 @@ class Table:
         """A table element; a long one is cut, and says so."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(f"<tr>{''.join(map(_td, row))}</tr>" for row in self.rows[:most])
-        cut = f"<p>The first {most} of {len(self.rows)} rows; all are in the CSV file.</p>" if len(self.rows) > most else ""
+        more = len(self.rows) > most
+        cut = f"<p>The first {most} of {len(self.rows)} rows; all are in the CSV file.</p>" if more else ""
         return (
             f'<table id="table-{self.name}"><caption>{html.escape(self.title)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
