@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install test lint format quickstart clean
+.PHONY: help install test lint format quickstart constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -44,6 +44,15 @@ QUICK := --task mpe/simple_spread --steps 50000 --seeds 4 --out $(QUICK_RUNS)
 quickstart: $(STAMP)  ## train three algorithms on one task, four seeds each, and compare them
 	@for preset in mappo qmix vdn; do $(BIN)/rookery train $$preset $(QUICK) || exit 1; done
 	@$(BIN)/rookery ls --out $(QUICK_RUNS)
+
+FRESH := build/fresh
+constraints:  ## renew constraints.txt with the newest versions that fit pyproject.toml
+	rm -rf $(FRESH)
+	$(PYTHON) -m venv $(FRESH)
+	env -u PIP_CONSTRAINT -u PIP_BUILD_CONSTRAINT $(FRESH)/bin/pip install --quiet --upgrade setuptools -e '.[dev]'
+	{ echo "# Exact versions of all that \`pip install -e '.[dev]'\` brings and is built with; renew with \`make constraints\`."; \
+	  $(FRESH)/bin/pip freeze --all --exclude pip --exclude-editable; } > constraints.txt
+	rm -rf $(FRESH)
 
 clean:  ## remove .venv and all caches; runs are kept
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -14,8 +14,8 @@ import tyro
 
 from rookery.app.options import NUMBERS, Train, load_registries, parse_train
 from rookery.app.progress import Progress, progress_for
-from rookery.app.study_cli import Study, study_command
-from rookery.app.text import fact_row, member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
+from rookery.app.study_cli import CompareRuns, Export, Study, study_command
+from rookery.app.text import member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RookeryError, suggest
 from rookery.core.registry import PRESETS
@@ -123,7 +123,7 @@ class Tasks:
     """List tasks."""
 
     filter: tyro.conf.Positional[str] = ""
-    """Show only tasks whose name contains this."""
+    """Show only tasks whose name begins with this."""
     json: bool = False
     """Print JSON."""
 
@@ -131,15 +131,10 @@ class Tasks:
         """Run the command."""
         from rookery.tasks.catalog import FACTS, describe
 
-        names = [name for name in sorted(FACTS) if self.filter in name]
+        names = [name for name in sorted(FACTS) if name.startswith(self.filter)]
         if not names:
-            raise ConfigError(f"no task's name contains '{self.filter}'.{suggest(self.filter, FACTS)}")
-        if self.filter or self.json:
-            print_rows([describe(name) for name in names], self.json)
-        else:
-            # Shapes are known only once a task is built, and to build them all takes half a minute.
-            print_rows([fact_row(name, FACTS[name]) for name in names], self.json)
-            print("`rookery tasks NAME` tells more: agents, shapes, actions, limits.")
+            raise ConfigError(f"no task's name begins with '{self.filter}'.{suggest(self.filter, FACTS)}")
+        print_rows([describe(name) for name in names], self.json)
         return 0
 
 
@@ -166,6 +161,8 @@ COMMANDS: dict[str, type] = {
     "tasks": Tasks,
     "algorithms": Algorithms,
     "study": Study,
+    "compare": CompareRuns,
+    "export": Export,
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -143,6 +143,68 @@ class StudyReport:
         return 0
 
 
+@dataclass(frozen=True)
+class CompareRuns:
+    """Hold runs against each other: what differs in their configs, scores with intervals, learning curves."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Paths, names or unique beginnings of names; the first is what the others are compared with."""
+    policy: Literal["best", "last"] = "best"
+    """Which policy of each seed is scored."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.studies.compare import compare
+
+        load_registries()
+        found = compare(_resolved(self.runs, self.out), catalog_scales(), self.policy)
+        for table in (found.legend, found.differences, found.scores, found.improvement):
+            if table.rows:
+                print("\n".join(["", table.title, *_table_lines(table)]))
+        for text in (*found.plots, *(f"warning: {warning}" for warning in found.warnings)):
+            print(f"\n{text}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write runs in another program's format; nothing that exists is overwritten."""
+
+    runs: tyro.conf.Positional[tuple[str, ...]]
+    """Paths, names or unique beginnings of names."""
+    to: Literal["csv", "xlsx", "marl-eval", "tensorboard"] = "csv"
+    """The format."""
+    to_path: Path = Path()
+    """The file or folder to make; named after the format unless given."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.studies.export import default_path, export
+
+        load_registries()
+        to = self.to_path if self.to_path != Path() else default_path(self.to)
+        print(export(_resolved(self.runs, self.out), self.to, to))
+        return 0
+
+
+def _resolved(names: Sequence[str], out: Path) -> list[Any]:
+    from rookery.training.folder import resolve
+
+    if not names:
+        raise ConfigError("name at least one run (`rookery ls` lists them).")
+    return [resolve(name, out) for name in names]
+
+
+def _table_lines(table: Any) -> list[str]:
+    from rookery.app.text import table as lines
+
+    return lines([dict(zip(table.columns, row, strict=True)) for row in table.rows])
+
+
 STUDY_COMMANDS: dict[str, type] = {
     "run": StudyRun,
     "status": StudyStatus,
@@ -230,8 +292,7 @@ def _write_report(study: Any, out: Path, to: Path) -> None:
     written = report.write(report.study_results(study, out, catalog_scales()), study.name, to / name)
     for table in written.tables:
         if table.name == "final":
-            print_rows([dict(zip(table.columns, row, strict=True)) for row in table.rows], False)
-            print(table.note)
+            print("\n".join([*_table_lines(table), table.note]))
     for warning in written.warnings:
         print(f"warning: {warning}")
     print(f"report: {written.page}")

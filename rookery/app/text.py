@@ -46,17 +46,6 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else configs.format_value(value)
 
 
-def fact_row(name: str, facts: Any) -> Row:
-    """What is known of a task without building it."""
-    return {
-        "name": name,
-        "random": facts.random,
-        "reference": facts.reference,
-        "score": facts.score,
-        "about": facts.about,
-    }
-
-
 def preset_row(name: str, algo: Any) -> Row:
     """What a preset is: its family's description, its differences from the family's defaults, its needs."""
     lines = (type(algo).__doc__ or "").splitlines() or [""]

@@ -34,6 +34,8 @@ _MARKS = "osD^vP*X<>"
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write a figure as SVG, PNG and PDF; returns the SVG, to stand in a page."""
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # it would be laid out anew, alike, for each of the files
         for suffix in ("png", "pdf"):
             figure.savefig(folder / f"{name}.{suffix}", dpi=150)
         buffer = io.StringIO()
@@ -70,7 +72,7 @@ def curve_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
 
 def clock_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
     """Learning curves against wall-clock."""
-    label = "wall-clock of training, all seeds of a run together, without compiling and evaluation (s)"
+    label = "seconds of training, all seeds of a run together, without compiling and evaluation"
     yield from _curves(results, "clock", label, _against_seconds)
 
 
@@ -106,7 +108,7 @@ def aggregate_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
         n = results.compare.resamples
         estimates = [stats.aggregate(results.normalised(label), statistic, n).floats() for label in labels]
         _intervals(axis, results, labels, estimates)
-        axis.set(xlabel=unit)
+        axis.set(xlabel=_wrap(unit))
     _warn(figure, results)
     yield "aggregate", "Over all tasks with a reference score: IQM and optimality gap with 95% intervals.", figure
 
@@ -190,7 +192,7 @@ def _curves(
                 if (label, task) in results.cells:
                     _curve(axis, results, label, *against(results.cells[label, task]))
             axis.set(title=task, ylabel=_wrap(results.scales[task].unit))
-        figure.supxlabel(xlabel, fontsize=9)
+        figure.supxlabel(_wrap(xlabel, 60 * min(len(tasks), 3)), fontsize=9)
         axes[0].legend(fontsize=7)
         _warn(figure, results)
         yield _numbered(name, number), f"IQM over seeds with 95% bands, against {xlabel}.", figure
@@ -200,8 +202,9 @@ def _curve(axis: Axes, results: Results, label: str, x: np.ndarray, curves: np.n
     """The part of a curve that all members have."""
     whole = np.isfinite(curves).all(axis=0)
     if whole.any():
-        # A band is looked at, not read off: fewer resamples do, and they are most of a report's time.
-        estimate = stats.aggregate([curves[:, whole]], stats.iqm, min(results.compare.resamples, 500))
+        # A band is looked at, not read off: fewer resamples do, the more so the more seeds there are.
+        resamples = min(results.compare.resamples, max(200, min(500, 10_000 // len(curves))))
+        estimate = stats.aggregate([curves[:, whole]], stats.iqm, resamples)
         _band(axis, results, label, x[whole], estimate)
 
 

@@ -39,8 +39,9 @@ def iqm(scores: Float[np.ndarray, "*rest run"]) -> Float[np.ndarray, "*rest"]:
     """Mean of the middle half along the last axis."""
     count = scores.shape[-1]
     cut = count // 4
-    middle = np.partition(scores, (cut, count - cut - 1), axis=-1) if cut else scores
-    return middle[..., cut : count - cut].mean(axis=-1)
+    # Sorting is vectorised; np.partition, which would do, takes several times as long on short rows.
+    ordered = np.sort(scores, axis=-1) if cut else scores
+    return ordered[..., cut : count - cut].mean(axis=-1)
 
 
 def mean(scores: Float[np.ndarray, "*rest run"]) -> Float[np.ndarray, "*rest"]:

@@ -9,7 +9,7 @@ from rookery.core.config import format_value
 from rookery.studies import stats
 from rookery.studies.results import FEW, Cell, Results
 from rookery.studies.stats import Estimate
-from rookery.studies.tables import Table
+from rookery.studies.tables import Table, show
 
 _INTERVAL = ("IQM", "low", "high")
 _METHOD = "IQM and 95% interval of the stratified bootstrap over seeds"
@@ -194,7 +194,7 @@ def few_seeds(count: int) -> str:
 
 def _scales_note(results: Results) -> str:
     scales = [(task, results.scales[task]) for task in results.scaled_tasks()]
-    shown = [f"{task} {format_value(s.random)} to {format_value(s.reference)}" for task, s in scales[:12]]
+    shown = [f"{task} {show(s.random)} to {show(s.reference)}" for task, s in scales[:12]]
     return f"Scales: {'; '.join(shown)}{'; ...' if len(scales) > 12 else ''}." if shown else ""
 
 

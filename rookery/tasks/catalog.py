@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from rookery.core.registry import TASKS, lookup
 from rookery.tasks import compiled  # noqa: F401  (fills TASKS)
 
 UNKNOWN = "not yet measured"
+SHAPES = Path(__file__).with_name("shapes.json")
 
 
 @dataclass(frozen=True)
@@ -198,23 +202,39 @@ FACTS: dict[str, Facts] = {
 """Task name -> what is known about it."""
 
 
-def describe(name: str) -> dict[str, Any]:
-    """One row of the table of tasks. Builds the task but compiles nothing."""
-    task, facts = lookup(TASKS, name, "task"), FACTS[name]
-    spec = task.spec
+def shapes(name: str) -> dict[str, Any]:
+    """Sizes of a task, read off its spec. Builds the task: a second for some."""
+    spec = lookup(TASKS, name, "task").spec
     return {
-        "name": name,
-        "about": facts.about,
         "agents": spec.n_agents,
-        "teams": tuple(dict.fromkeys(spec.teams)),
-        "obs": spec.obs_shape,
+        "teams": list(dict.fromkeys(spec.teams)),
+        "obs": list(spec.obs_shape),
         "state": spec.state_size,
         "action": spec.action.kind,
         "actions": spec.action.width,
         "limit": spec.limit,
-        "score": spec.score,
-        "meaning": facts.score,
+    }
+
+
+@cache
+def recorded_shapes() -> dict[str, dict[str, Any]]:
+    """`shapes` of every task as recorded by `python -m rookery.tasks.catalog`, so that a list needs to build none."""
+    return json.loads(SHAPES.read_text())
+
+
+def describe(name: str) -> dict[str, Any]:
+    """One row of the table of tasks."""
+    facts = FACTS[name]
+    return {
+        "name": name,
+        **(recorded_shapes().get(name) or shapes(name)),
         "random": facts.random,
         "reference": facts.reference,
+        "score": facts.score,
         "source": facts.source,
+        "about": facts.about,
     }
+
+
+if __name__ == "__main__":
+    SHAPES.write_text(json.dumps({name: shapes(name) for name in sorted(FACTS)}, indent=1) + "\n")

@@ -236,7 +236,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
             ["give every entry once"],
         ),
         ("train --config /does/not/exist", ["/does/not/exist", "No such file"]),
-        ("tasks zzz", ["no task's name contains 'zzz'"]),
+        ("tasks zzz", ["no task's name begins with 'zzz'"]),
         ("eval x --episodes 0", ["--episodes must be at least 1"]),
         ("eval x --checkpoint newest", ["newest", "best"]),
         ("ls --jsn", ["--jsn", "--json"]),
@@ -458,7 +458,7 @@ def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
 def test_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tasks"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["name", "random", "reference"]
+    assert lines[0].split()[:4] == ["name", "agents", "teams", "obs"]
     assert any(line.startswith("mpe/simple_spread ") for line in lines)
     assert cli.main(["tasks", "matrix/climbing"]) == 0
     heading, row = capsys.readouterr().out.splitlines()

@@ -1,0 +1,136 @@
+"""What holds for every preset: it trains, is a function of its seed, and its state is the whole of it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small import SMALL_TASKS, assert_close, assert_same, chunk_of, differs, hasty_jit, init_of, small_config
+
+from rookery.core.registry import PRESETS
+from rookery.training import checkpoint
+from rookery.training.check import check
+from rookery.training.loop import Program, RunState
+
+ITERATIONS = 3
+presets = pytest.mark.parametrize("preset", list(PRESETS))
+
+
+def trained(preset: str, task: str, seeds: tuple[int, ...] = (0, 1)) -> tuple[RunState, Any]:
+    # One program serves all seeds: they are in the state, not in the code.
+    chunk = chunk_of(small_config(preset, task, (0, 1)), ITERATIONS)
+    return chunk(init_of(small_config(preset, task, seeds)))
+
+
+@presets
+@pytest.mark.parametrize("task", list(SMALL_TASKS))
+def test_trains_and_all_metrics_are_finite(preset: str, task: str) -> None:
+    config = small_config(preset, task, (0, 1))
+    check(config)
+    state, report = trained(preset, task)
+    for name, mean in report.means.items():
+        assert np.all(np.isfinite(mean.total)) and np.all(np.asarray(mean.weight) >= 0), name
+        assert np.all(np.asarray(report.broken[name]) == -1), name
+    measured = {name for name, mean in report.means.items() if np.all(np.asarray(mean.weight) > 0)}
+    # Gradient steps were taken and episodes ended, in every member.
+    assert {"train/return_mean", "train/return_sum", "train/episode_length"} <= measured
+    assert any(name.startswith("grad_norm") for name in measured)
+    program = Program(config)
+    spec, collect = program.task.spec, config.algo.collect
+    rows = ITERATIONS * collect.envs * collect.transitions(spec)
+    steps = np.asarray(state.members.steps)
+    assert np.all(steps > rows / 4) and np.all(steps <= rows) and np.array_equal(steps, report.steps)
+    assert int(state.iteration) == ITERATIONS
+    policy = hasty_jit(program.policies)
+    assert differs(policy(state).last, policy(init_of(config)).last)
+
+
+@presets
+def test_is_deterministic_in_its_seed_and_members_do_not_mix(preset: str) -> None:
+    state, report = trained(preset, "matrix/climbing")
+    again, report_again = trained(preset, "matrix/climbing")
+    assert_same((state, report), (again, report_again))
+    swapped, _ = trained(preset, "matrix/climbing", (1, 0))
+    assert_same(state.members, jax.tree.map(lambda x: x[::-1], swapped.members))
+    one, two = (jax.tree.map(lambda x, i=i: x[i], state.members.algo) for i in (0, 1))
+    assert differs(one, two)
+
+
+@presets
+def test_two_chunks_equal_one_of_twice_the_length(preset: str) -> None:
+    config = small_config(preset, "matrix/climbing", (0, 1))
+    state, first = trained(preset, "matrix/climbing")
+    state, second = chunk_of(config, ITERATIONS)(state)
+    longer, report = chunk_of(config, 2 * ITERATIONS)(init_of(config))
+    assert_close(state, longer, 1e-4)
+    for name, mean in report.means.items():
+        np.testing.assert_allclose(mean.weight, first.means[name].weight + second.means[name].weight)
+
+
+@presets
+def test_the_state_holds_arrays_of_fixed_types_only(preset: str) -> None:
+    """Else the second chunk would compile another program, or a checkpoint would not fit."""
+    config = small_config(preset, "mpe/simple_spread", (0, 1))
+    before = jax.eval_shape(Program(config).init)
+    after, _ = jax.eval_shape(lambda s: Program(config).chunk(s, 1), before)
+    after_evaluation, _ = jax.eval_shape(Program(config).evaluate, before)
+    for state in (before, after, after_evaluation):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            assert isinstance(leaf, jax.ShapeDtypeStruct) and not leaf.weak_type, jax.tree_util.keystr(path)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), before) == jax.tree.map(lambda x: (x.shape, x.dtype), after)
+    assert jax.tree.structure(before) == jax.tree.structure(after_evaluation)
+
+
+@presets
+def test_goes_on_bit_for_bit_from_a_checkpoint(preset: str, tmp_path: Path) -> None:
+    config = small_config(preset, "matrix/climbing", (0, 1))
+    chunk = chunk_of(config, ITERATIONS)
+    state, _ = trained(preset, "matrix/climbing")
+    checkpoint.save(tmp_path, state, chunk=1, steps=[1, 1], score=0.0, keep=1)
+    found = checkpoint.load(tmp_path, jax.eval_shape(Program(config).init))
+    assert found is not None
+    assert_same(found.state, state)
+    assert_same(chunk(found.state), chunk(state))
+
+
+@presets
+def test_the_state_is_donated_whole(preset: str) -> None:
+    config = small_config(preset, "matrix/climbing", (0, 1))
+    state = jax.tree.map(lambda x: x.copy(), init_of(config))
+    donating = hasty_jit(lambda s: Program(config).chunk(s, ITERATIONS), donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a buffer that cannot be used again is warned of
+        after, _ = donating(state)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert_close(after, trained(preset, "matrix/climbing")[0], 1e-4)
+
+
+@presets
+def test_evaluation_uses_what_the_update_returned(preset: str) -> None:
+    config = small_config(preset, "maze/static", (0, 1))
+    program = Program(config)
+    state, _ = trained(preset, "maze/static")
+    evaluated, episodes = hasty_jit(program.evaluate)(state)
+    policies = hasty_jit(program.policies)(evaluated)
+    # Nothing was evaluated before: the newest policy is the best so far, and it is the one that will act.
+    acting = jax.vmap(config.algo.policy)(state.members.algo)
+    assert_same(policies.last, acting)
+    assert_same(policies.best, acting)
+    assert differs(policies.best, state.members.best)
+    np.testing.assert_allclose(evaluated.members.best_score, program.score(episodes).mean(axis=1), rtol=1e-6)
+    # A worse one does not replace it.
+    proud = RunState(_with_score(evaluated.members, 1e9), evaluated.iteration, evaluated.budget)
+    later, _ = chunk_of(config, ITERATIONS)(proud)
+    kept, _ = hasty_jit(program.evaluate)(later)
+    assert_same(kept.members.best, policies.best)
+    assert np.all(np.asarray(kept.members.best_score) == np.float32(1e9))
+
+
+def _with_score(members: Any, score: float) -> Any:
+    import equinox as eqx
+
+    return eqx.tree_at(lambda m: m.best_score, members, jax.numpy.full_like(members.best_score, score))

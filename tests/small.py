@@ -1,0 +1,97 @@
+"""Configs that compile and run in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import rookery.algorithms
+import rookery.tasks  # noqa: F401  (both fill the registries)
+from rookery.algorithms.ppo import PPO
+from rookery.algorithms.q import Q, Target
+from rookery.core.registry import PRESETS, TASKS
+from rookery.core.types import Collect
+from rookery.tasks.compiled.maze import Maze
+from rookery.tasks.compiled.mpe import Mpe
+from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
+from rookery.training.loop import Program, RunState
+
+# These programs run a few times: compiling them fast matters, running them fast does not.
+HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+hasty_jit = partial(jax.jit, compiler_options=HASTY)
+
+SMALL_TASKS: dict[str, Any] = {
+    "matrix/climbing": TASKS["matrix/climbing"],
+    "maze/static": Maze(height=3, width=3, obstacles=1, limit=3),
+    "mpe/simple_spread": Mpe(agents=2, limit=3),
+}
+
+
+def shrink(algo: Any) -> Any:
+    """The same algorithm with little of everything."""
+    if isinstance(algo, Q):
+        return replace(
+            algo,
+            net=replace(algo.net, width=8),
+            mixer=replace(algo.mixer, embed=4, hyper=4),
+            collect=replace(algo.collect, envs=2, length=min(algo.collect.length, 8)),
+            replay=replace(algo.replay, capacity=8, batch=4, start=4, steps_per_sequence=1.0),
+            target=Target(every=3, tau=algo.target.tau),
+        )
+    assert isinstance(algo, PPO)
+    return replace(
+        algo,
+        actor=replace(algo.actor, width=8),
+        critic=replace(algo.critic, width=8),
+        collect=Collect(envs=4, length=8),
+        chunk=4 if algo.chunk else 0,
+        epochs=min(algo.epochs, 2),
+        minibatches=min(algo.minibatches, 2),
+    )
+
+
+def small_config(
+    preset: str, task: str = "matrix/climbing", seeds: tuple[int, ...] = (0,), sweep: tuple[Sweep, ...] = (), **kwargs: Any
+) -> RunConfig:
+    """A run of a shrunken preset on a small task."""
+    evaluation = kwargs.pop("evaluation", Evaluation(points=1, rows=1, episodes=4, final=4))
+    checkpoints = kwargs.pop("checkpoints", Checkpoints())
+    steps = kwargs.pop("steps", 64)
+    algo = kwargs.pop("algo", None) or shrink(PRESETS[preset])
+    assert not kwargs
+    return RunConfig(preset, task, algo, SMALL_TASKS[task], steps, seeds, sweep, evaluation, checkpoints)
+
+
+@cache
+def chunk_of(config: RunConfig, iterations: int) -> Any:
+    """A compiled chunk, shared by the tests of a process."""
+    return hasty_jit(partial(Program(config).chunk, iterations=iterations))
+
+
+@cache
+def init_of(config: RunConfig) -> RunState:
+    """A fresh state, shared by the tests of a process."""
+    return hasty_jit(Program(config).init)()
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Bit for bit equal pytrees."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), (_, y) in zip(*(jax.tree_util.tree_leaves_with_path(t) for t in (a, b)), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=jax.tree_util.keystr(path))
+
+
+def assert_close(a: Any, b: Any, tolerance: float = 1e-5) -> None:
+    """Equal pytrees up to rounding."""
+    for (path, x), (_, y) in zip(*(jax.tree_util.tree_leaves_with_path(t) for t in (a, b)), strict=True):
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def differs(a: Any, b: Any) -> bool:
+    """Whether any leaf differs."""
+    return any(not np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
