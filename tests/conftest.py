@@ -16,4 +16,4 @@ install_import_hook([f"rookery.{name}" for name in PACKAGES], "typecheck.check")
 CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "xla"
 os.environ["ROOKERY_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

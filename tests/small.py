@@ -67,9 +67,14 @@ def small_config(
 
 
 @cache
+def donating_chunk(config: RunConfig, iterations: int) -> Any:
+    """A compiled chunk that uses up its state; shared by the tests of a process."""
+    return hasty_jit(partial(Program(config).chunk, iterations=iterations), donate_argnums=0)
+
+
 def chunk_of(config: RunConfig, iterations: int) -> Any:
-    """A compiled chunk, shared by the tests of a process."""
-    return hasty_jit(partial(Program(config).chunk, iterations=iterations))
+    """The same chunk, on a copy of its state."""
+    return lambda state: donating_chunk(config, iterations)(jax.tree.map(lambda x: x.copy(), state))
 
 
 @cache

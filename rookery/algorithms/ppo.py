@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -19,7 +19,7 @@ from rookery.core.types import Action, Clock, Collect, Mean, Metrics, Rollout, S
 from rookery.mechanisms import normalise
 from rookery.nets.agent import Net, Params
 from rookery.nets.optimiser import Optimiser
-from rookery.ops import distributions, returns
+from rookery.ops import batches, distributions, returns
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,8 @@ class PPO:
         data = (jax.tree.map(lambda x: x[:-1], rollout.step), rollout.action, rollout.extra, advantage, goal)
         data = (*data, values[:-1], active)
         rows = self.segment(spec)
-        batch = Batch(*_sequences(data, rows))
-        carries = _flat_carries((rollout.carry, critic_carries))
+        batch = Batch(*batches.to_sequences(data, rows))
+        carries = batches.join_axes((rollout.carry, critic_carries))
         state = PPOState(state.nets, state.opt, running, critic_carry)
 
         def epoch(state: PPOState, k: Array) -> tuple[PPOState, Metrics]:
@@ -257,7 +257,7 @@ class PPO:
         goal = returns.lambda_returns(step.reward[1:], discount_t, v[1:], lambda_t)
         advantage = goal - v[:-1]
         if self.advantages == "rollout":
-            advantage = _standardise(advantage, active)
+            advantage = batches.standardise(advantage, active)
         if normal:
             running = normalise.track(running, goal, active, self.value.memory)
             goal = normalise.normalise(running, goal)
@@ -286,7 +286,7 @@ class PPO:
         ratio = jnp.exp(log_ratio)
         advantage = batch.advantage
         if self.advantages == "minibatch":
-            advantage = _standardise(advantage, batch.active)
+            advantage = batches.standardise(advantage, batch.active)
         gain = ratio * advantage
         if self.clip > 0:
             gain = jnp.minimum(gain, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage)
@@ -315,24 +315,3 @@ class PPO:
         if self.value.loss == "huber":
             return optax.huber_loss(x, delta=self.value.huber)
         return 0.5 * x**2
-
-
-def _standardise(x: Array, where: Array) -> Array:
-    mean = jnp.mean(x, where=where)
-    return (x - mean) / (jnp.std(x, where=where) + 1e-5)
-
-
-def _sequences(data: Any, rows: int) -> Any:
-    """[time, env, ...] -> [rows, (time / rows) * env, ...]."""
-
-    def cut(x: Array) -> Array:
-        time, env = x.shape[:2]
-        x = x.reshape(time // rows, rows, env, *x.shape[2:])
-        return jnp.swapaxes(x, 0, 1).reshape(rows, (time // rows) * env, *x.shape[3:])
-
-    return jax.tree.map(cut, data)
-
-
-def _flat_carries(carries: Any) -> Any:
-    """[segment, env, ...] -> [segment * env, ...]."""
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), carries)

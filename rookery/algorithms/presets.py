@@ -19,8 +19,8 @@ from rookery.nets.optimiser import Optimiser, Schedule
 _iql = Q(
     net=Net("mlp", width=64, layers=2),
     collect=Collect(envs=32, length=32),
-    replay=Replay(capacity=2048, batch=32, start=64, steps_per_sequence=0.125),
-    target=Target(every=50),
+    replay=Replay(capacity=2048, batch=32, start=64, steps_per_sequence=0.25),
+    target=Target(every=100),
     optimiser=Optimiser("adam", lr=1e-3, clip=10.0),
     epsilon=Schedule(1.0, 0.05, steps=50_000),
     gamma=0.97,

@@ -1,7 +1,7 @@
 """A study file (TOML) and the grid of runs that it means.
 
 name = "credit"                       # default: the file's name
-tasks = ["smax/3m", { name = "maze/static", size = 8, steps = 200_000 }]
+tasks = ["smax/3m", { name = "maze/static", height = 8, steps = 200_000 }]
 algorithms = ["vdn", { preset = "qmix", mixer.embed = 64 }]
 seeds = 5                             # a count, a list, or a list of groups that are trained together
 steps = 1_000_000                     # of each seed; a task may have a budget of its own

@@ -1,0 +1,31 @@
+"""Reshaping and scaling of batches of experience."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+
+def standardise(x: Array, where: Array) -> Array:
+    """Mean 0 and deviation 1 over the entries that `where` selects."""
+    mean = jnp.mean(x, where=where)
+    return (x - mean) / (jnp.std(x, where=where) + 1e-5)
+
+
+def to_sequences(data: Any, rows: int) -> Any:
+    """[time, env, ...] -> [rows, (time / rows) * env, ...]: cut time into sequences of `rows`."""
+
+    def cut(x: Array) -> Array:
+        time, env = x.shape[:2]
+        x = x.reshape(time // rows, rows, env, *x.shape[2:])
+        return jnp.swapaxes(x, 0, 1).reshape(rows, (time // rows) * env, *x.shape[3:])
+
+    return jax.tree.map(cut, data)
+
+
+def join_axes(tree: Any) -> Any:
+    """[a, b, ...] -> [a * b, ...]."""
+    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
