@@ -69,10 +69,10 @@ PRESETS["qmix_jaxmarl"] = Q(
 
 # -- the PPO family -------------------------------------------------------------------------------------------------
 _mappo = PPO(
-    actor=Net("mlp", width=64, layers=2),
-    critic=Net("mlp", width=64, layers=2),
+    actor=Net("mlp", width=64, layers=2, activation="tanh"),
+    critic=Net("mlp", width=64, layers=2, activation="tanh"),
     collect=Collect(envs=32, length=32),
-    optimiser=Optimiser("adam", lr=1e-3, decay="linear", clip=10.0),
+    optimiser=Optimiser("adam", lr=2e-3, decay="linear", clip=10.0),
     gamma=0.97,
     epochs=4,
     minibatches=4,
