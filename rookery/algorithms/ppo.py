@@ -148,7 +148,7 @@ class PPO:
         seen = {"obs": own, "state": spec.state_size, "both": spec.state_size + own}[self.value.sees]
         width = distributions.parameters(spec.action)
         actor = Actor(
-            self.actor.init(stream(key, "actor"), spec.n_agents, own, width, gain=0.01), jnp.full(width, -0.5)
+            self.actor.init(stream(key, "actor"), spec.n_agents, own, width, gain=0.01), jnp.full(width, -0.5, jnp.float32)
         )
         critic = self.critic.init(stream(key, "critic"), spec.n_agents, seen, 1, gain=1.0)
         opt = (self.optimiser.init(actor), self.optimiser.init(critic))
@@ -230,12 +230,13 @@ class PPO:
         """Carry into the next rollout, carries into each segment [segment, env, ...], values of all time + 1 rows."""
         rows = self.segment(spec)
         last = jax.tree.map(lambda x: x[-1:], step)
+        count = (step.first.shape[0] - 1) // rows
         if not self.critic.hidden:
             _, values = self._values(spec, state.nets.critic, state.critic_carry, step)
-            segments = (step.first.shape[0] - 1) // rows
-            carries = jnp.broadcast_to(state.critic_carry, (segments, *state.critic_carry.shape))
+            carries = jnp.broadcast_to(state.critic_carry, (count, *state.critic_carry.shape))
             return state.critic_carry, carries, values
-        segments = jax.tree.map(lambda x: x[:-1].reshape(-1, rows, *x.shape[1:]), step)
+        # `count`, not -1: a task without a state of its own has a `state` of size 0.
+        segments = jax.tree.map(lambda x: x[:-1].reshape(count, rows, *x.shape[1:]), step)
 
         def one(carry: Array, now: Step) -> tuple[Array, tuple[Array, Array]]:
             after, v = self._values(spec, state.nets.critic, carry, now)

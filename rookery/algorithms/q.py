@@ -264,7 +264,7 @@ class Q:
         r_t = step.reward[1:]
         if self.mixer.kind != "none":
             r_t = (jnp.mean if self.team_reward == "mean" else jnp.sum)(r_t, axis=-1, keepdims=True)
-        discount_t = self.gamma * team_discount(step)[1:, :, None]
+        discount_t = jnp.broadcast_to(self.gamma * team_discount(step)[1:, :, None], v_t.shape)
         if self.td_lambda == 0.0:
             return r_t + discount_t * v_t
         lambda_t = returns.continues(step.last, self.td_lambda)[..., None]

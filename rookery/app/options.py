@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,9 +127,12 @@ def parse_sweep(text: str) -> Sweep:
 
 
 def load_registries() -> None:
-    """Fill the registries."""
+    """Fill the registries: our own names, and those of installed packages with an entry point in group "rookery"."""
     import rookery.algorithms
     import rookery.tasks  # noqa: F401
+
+    for plugin in entry_points(group="rookery"):
+        plugin.load()
 
 
 def _take_preset(argv: Sequence[str]) -> tuple[str, list[str]]:

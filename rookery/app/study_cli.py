@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -72,8 +70,7 @@ class StudyRun:
 
         watcher = watcher_for(quiet=self.quiet)
         try:
-            with _terminated_as_interrupted():
-                return schedule.run(study, self.out, command, limits, watcher, self.retry_failed)
+            return schedule.run(study, self.out, command, limits, watcher, self.retry_failed)
         except KeyboardInterrupt:
             watcher.close()
             print(f"stopped. Continue with: rookery study run {self.file} --out {self.out}", file=sys.stderr)
@@ -304,17 +301,3 @@ def catalog_scales() -> dict[str, Any]:
     from rookery.tasks.catalog import FACTS
 
     return {name: Scale(facts.random, facts.reference, facts.score) for name, facts in FACTS.items()}
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let a polite kill stop a study as Ctrl-C does."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

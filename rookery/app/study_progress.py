@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from rookery.app.progress import short
+from rookery.app.progress import short, time_left
 from rookery.studies.schedule import Entry
 
 
@@ -37,7 +37,7 @@ class StudyLines:
         under_way = [
             f"{entry.planned.label} on {entry.planned.task} {entry.progress:.0%}" for entry in _running(entries)
         ]
-        self.message(" | ".join([summary(entries), *under_way]))
+        self.message(" | ".join([summary(entries, slots), *under_way]))
 
     def message(self, text: str) -> None:
         """The text on lines of its own."""
@@ -63,13 +63,13 @@ class StudyLive:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        table = Table(box=None, title=summary(entries), title_justify="left", title_style="bold")
+        table = Table(box=None, title=summary(entries, slots), title_justify="left", title_style="bold")
         for heading in ("algorithm", "task", "seeds", "", "", "steps/s"):
             table.add_column(heading)
         for entry in _running(entries):
             bar = ProgressBar(100, 100 * entry.progress, width=30)
             row = (entry.planned.label, entry.planned.task, str(len(entry.planned.config.seeds)))
-            table.add_row(*row, bar, f"{entry.progress:.0%}", short(entry.rate) if entry.rate else "compiling")
+            table.add_row(*row, bar, _stage(entry), short(entry.rate) if entry.rate else "")
         self._live.update(table)
 
     def message(self, text: str) -> None:
@@ -81,14 +81,33 @@ class StudyLive:
         self._live.stop()
 
 
-def summary(entries: Sequence[Entry]) -> str:
-    """ "3 of 12 complete, 2 running, 41% of all steps"."""
+def summary(entries: Sequence[Entry], slots: int) -> str:
+    """ "3 of 12 complete, 2 running, 41% of all steps, about 2:10 left"."""
     counts = Counter(entry.state for entry in entries)
     parts = [f"{counts['complete']} of {len(entries)} complete"]
     parts += [f"{counts[state]} {state}" for state in ("running", "failed") if counts[state]]
     steps = sum(entry.total for entry in entries)
     taken = sum(entry.total * (1 if entry.state == "complete" else entry.progress) for entry in entries)
-    return ", ".join([*parts, f"{taken / steps:.0%} of all steps"])
+    left = _seconds_left(entries)
+    time = [f"about {time_left(0, round(left / slots), 1)} left"] if left is not None else []
+    return ", ".join([*parts, f"{taken / steps:.0%} of all steps", *time])
+
+
+def _seconds_left(entries: Sequence[Entry]) -> float | None:
+    """Time that one process would need for the rest; None unless a run of every kind has been timed."""
+    known = {_kind(entry): entry.rate for entry in entries if entry.rate}
+    open_ = [entry for entry in entries if entry.state not in ("complete", "failed")]
+    if not all(_kind(entry) in known for entry in open_):
+        return None
+    return sum(entry.total * (1 - entry.progress) / (entry.rate or known[_kind(entry)]) for entry in open_)
+
+
+def _kind(entry: Entry) -> tuple[str, str]:
+    return entry.planned.label, entry.planned.task
+
+
+def _stage(entry: Entry) -> str:
+    return f"{entry.progress:.0%}" if entry.rate else "compiling"
 
 
 def _running(entries: Sequence[Entry]) -> list[Entry]:

@@ -28,4 +28,8 @@ def to_sequences(data: Any, rows: int) -> Any:
 
 def join_axes(tree: Any) -> Any:
     """[a, b, ...] -> [a * b, ...]."""
-    return jax.tree.map(lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), tree)
+
+    def join(x: Array) -> Array:
+        return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+    return jax.tree.map(join, tree)

@@ -20,11 +20,12 @@ sweep = { "entropy" = [0.0, 0.01] }         # all values in one program, side by
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, suggest
@@ -76,8 +77,7 @@ class Planned:
     @property
     def members(self) -> int:
         """Seeds, times swept values."""
-        swept = [len(sweep.values) for sweep in self.config.sweep]
-        return len(self.config.seeds) * int(_product(swept))
+        return len(self.config.seeds) * math.prod(len(sweep.values) for sweep in self.config.sweep)
 
     def folder(self, out: Path) -> RunFolder:
         """Where the run is, or would be."""
@@ -320,15 +320,8 @@ def _integer(value: Any, where: str) -> int:
     return value
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _product(numbers: Sequence[int]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
 
 
 def _replace_seeds(text: str, entry: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from rookery.studies import stats
 from rookery.studies.results import FEW, Cell, Results
 from rookery.studies.summarise import few_seeds, improvement
 
-_STYLE: dict[str, Any] = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small files that can be searched
     "font.size": 9,
     "axes.spines.top": False,
@@ -192,6 +194,7 @@ def _curves(
                 if (label, task) in results.cells:
                     _curve(axis, results, label, *against(results.cells[label, task]))
             axis.set(title=task, ylabel=_wrap(results.scales[task].unit))
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))  # 200k, 1M
         figure.supxlabel(_wrap(xlabel, 60 * min(len(tasks), 3)), fontsize=9)
         axes[0].legend(fontsize=7)
         _warn(figure, results)
@@ -252,8 +255,6 @@ def _numbered(name: str, number: int) -> str:
 
 
 def _wrap(text: str, width: int = 42) -> str:
-    import textwrap
-
     return "\n".join(textwrap.wrap(text, width))
 
 

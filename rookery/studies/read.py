@@ -23,6 +23,7 @@ from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RunError
 from rookery.core.registry import ALGORITHMS, TASK_FAMILIES
 from rookery.studies.plan import task_label
+from rookery.training.config import RunConfig, Sweep
 from rookery.training.folder import RunFolder
 from rookery.training.loop import member_infos
 
@@ -119,9 +120,8 @@ class _Labels:
     def rows(self, folder: RunFolder) -> list[dict[str, Any]]:
         """The rows of a run's members."""
         config = folder.config()
-        sweeps = config.get("sweep", [])
         try:
-            infos = member_infos(_Seeds(config["seeds"], sweeps))  # type: ignore[arg-type]
+            infos = member_infos(_without_classes(config))
             task = self._task(config["task_name"], config["task"])
             common = {"run": folder.name, "preset": config["preset"], "task": task, "task_name": config["task_name"]}
             return [
@@ -156,18 +156,11 @@ class _Labels:
         return self._known[key]
 
 
-class _Seeds:
-    """The part of a config that says who its members are."""
-
-    def __init__(self, seeds: Sequence[int], sweeps: Sequence[Mapping[str, Any]]) -> None:
-        self.seeds = seeds
-        self.sweep = [_Sweep(sweep["path"], sweep["values"]) for sweep in sweeps]
-
-
-@dataclass(frozen=True)
-class _Sweep:
-    path: str
-    values: Sequence[float]
+def _without_classes(config: Mapping[str, Any]) -> RunConfig:
+    """A run's config without algorithm and task, whose code may be gone."""
+    sweep = tuple(Sweep(entry["path"], tuple(entry["values"])) for entry in config.get("sweep", []))
+    seeds = tuple(config["seeds"])
+    return RunConfig(config["preset"], config["task_name"], None, None, config["steps"], seeds, sweep)
 
 
 # --- digests

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,11 @@ def study_results(study: Study, out: Path, scales: Mapping[str, Scale]) -> Resul
     known = {**scales, **{name: _merged(scale, scales.get(name, Scale())) for name, scale in study.scales.items()}}
     runs = open_runs(begun)
     results = collect(runs, study.compare, known, list(dict.fromkeys(runs.members["label"])))
-    notes = (f"{missing} of {len(folders)} runs have not begun.",) if missing else ()
-    return Results(**{**vars(results), "notes": notes})
+    notes = [f"{missing} of {len(folders)} runs have not begun."] if missing else []
+    if study.compare.baseline and study.compare.baseline not in results.labels:
+        known_labels = ", ".join(results.labels)
+        notes.append(f"The baseline '{study.compare.baseline}' is not among the results: {known_labels}.")
+    return replace(results, notes=tuple(notes))
 
 
 def _merged(given: Scale, catalog: Scale) -> Scale:

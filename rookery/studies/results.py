@@ -68,7 +68,7 @@ class Results:
     @property
     def baseline(self) -> str:
         """The label that others are compared with."""
-        return self.compare.baseline or self.labels[0]
+        return self.compare.baseline if self.compare.baseline in self.labels else self.labels[0]
 
     @property
     def view(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -150,7 +151,8 @@ def run(
 ) -> list[Entry]:
     """Train what is not complete; `command` gives the process that trains the run in a folder.
 
-    One bad run does not stop the rest. On KeyboardInterrupt the processes are stopped before it is raised again.
+    One bad run does not stop the rest. On Ctrl-C (or SIGTERM) the processes are stopped, then KeyboardInterrupt is
+    raised.
     """
     entries = survey(study, out)
     startable = ("new", "interrupted", "broken", *(["failed"] if retry_failed else []))
@@ -159,8 +161,10 @@ def run(
         elsewhere=[entry for entry in entries if entry.state == "running"],
         done=[entry for entry in entries if entry.state not in (*startable, "running")],
     )
-    with _stopping(floor):
+    with _noting_interrupts() as interrupted, _stopping(floor):
         while floor.waiting or floor.children or floor.elsewhere:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             _revisit(floor)
             _start(floor, out, command, limits, watcher)
             _collect(floor, watcher)
@@ -217,8 +221,7 @@ def _collect(floor: _Floor, watcher: Watcher) -> None:
             continue
         floor.children.remove(child)
         entry = look(child.entry.planned, child.entry.folder)
-        if entry.state != "complete":
-            entry = _failed(entry, code)
+        entry = with_speed(entry) if entry.state == "complete" else _failed(entry, code)
         floor.done.append(entry)
         watcher.message(f"{entry.state}: {_title(entry)}{': ' + entry.message if entry.message else ''}")
 
@@ -243,6 +246,21 @@ def _cause(folder: RunFolder, code: int) -> str:
     lines = (folder.path / LOG).read_text(errors="replace").split("\n") if (folder.path / LOG).exists() else []
     said = [line.strip() for line in lines if line.strip()]
     return f"{said[-1] if said else 'no message'} (exit code {code}; all of it is in {folder.path / LOG})"
+
+
+@contextmanager
+def _noting_interrupts() -> Iterator[threading.Event]:
+    """Take note of Ctrl-C and SIGTERM. As exceptions they could land, and be lost, in a callback of the collector."""
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted  # only the main thread may handle signals
+        return
+    before = {number: signal.signal(number, lambda *_: noted.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -289,7 +307,7 @@ def _rate(parts: Sequence[Path]) -> float:
     if not parts:
         return 0.0
     frame = pl.read_parquet(list(parts))
-    return float(frame["steps"].sum() / frame["seconds"].sum())
+    return float(frame["steps"].sum()) / float(frame["seconds"].sum())
 
 
 def _machine_memory() -> int | None:

@@ -26,10 +26,6 @@ class Estimate:
     low: np.ndarray
     high: np.ndarray
 
-    def at(self, index: int) -> tuple[float, float, float]:
-        """Value, low and high of one entry."""
-        return float(self.value[index]), float(self.low[index]), float(self.high[index])
-
     def floats(self) -> tuple[float, float, float]:
         """Value, low and high of a scalar statistic."""
         return float(self.value), float(self.low), float(self.high)
@@ -75,11 +71,11 @@ def improvement(ours: Strata, theirs: Strata, resamples: int = 2000) -> Estimate
     values, draws = [], []
     for x, y in zip(ours, theirs, strict=True):
         wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
-        shares = [rng.multinomial(n, np.full(n, 1 / n), size=resamples) / n for n in wins.shape]
+        shares = [_shares(rng, n, resamples) for n in wins.shape]
         values.append(wins.mean())
         draws.append(np.einsum("bi,ij,bj->b", shares[0], wins, shares[1], optimize=True))
     low, high = np.quantile(np.mean(draws, axis=0), [0.025, 0.975])
-    return Estimate(np.mean(values), low, high)
+    return Estimate(np.asarray(np.mean(values)), low, high)
 
 
 def steps_to(steps: Float[np.ndarray, "point"], scores: Float[np.ndarray, "point"], threshold: float) -> float:
@@ -97,6 +93,12 @@ def steps_to(steps: Float[np.ndarray, "point"], scores: Float[np.ndarray, "point
 def normalise(scores: np.ndarray, random: float, reference: float) -> np.ndarray:
     """0 at the random score, 1 at the reference score."""
     return (scores - random) / (reference - random)
+
+
+def _shares(rng: np.random.Generator, runs: int, resamples: int) -> Float[np.ndarray, "draw run"]:
+    """How often each run is drawn, as a share."""
+    picks = rng.integers(runs, size=(resamples, runs)) + runs * np.arange(resamples)[:, None]
+    return np.bincount(picks.ravel(), minlength=resamples * runs).reshape(resamples, runs) / runs
 
 
 def _draws(strata: Strata, resamples: int, size: int) -> Iterator[Int[np.ndarray, "draw run"]]:

@@ -99,7 +99,7 @@ class Program:
         keys = jnp.stack([jax.random.PRNGKey(info.seed) for info in infos])
         hyper = {s.path: jnp.asarray([i.values[s.path] for i in infos], jnp.float32) for s in self.config.sweep}
         members = jax.vmap(self._init_member)(keys, hyper)
-        return RunState(members, jnp.int32(0), jnp.float32(self.config.steps))
+        return RunState(_strong(members), jnp.int32(0), jnp.float32(self.config.steps))
 
     def _init_member(self, key: Array, hyper: dict[str, Array]) -> Member:
         algo = self.algo(hyper)
@@ -133,7 +133,7 @@ class Program:
         )
         metrics = {**{f"train/{k}": v for k, v in episodes.items()}, **metrics}
         after = Member(member.key, member.hyper, learned, worlds, steps, member.best, member.best_score)
-        return after, (metrics, steps)
+        return _strong(after), (metrics, steps)
 
     def evaluate(self, state: RunState) -> tuple[RunState, dict[str, Array]]:
         """Greedy episodes of every member [member, episode, ...]; keeps the best policy of each."""
@@ -185,6 +185,11 @@ class Program:
         nominal = max(1, collect.envs * real)
         chunks = self.config.evaluation.points * self.config.evaluation.rows
         return max(1, math.ceil(self.config.steps / chunks / nominal))
+
+
+def _strong(tree: Any) -> Any:
+    """Without weak types (a task may say jnp.full(2, 1.0)): a state must have the types it was compiled for."""
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)
 
 
 def _report(metrics: Metrics, steps: Array) -> ChunkReport:

