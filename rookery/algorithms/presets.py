@@ -21,7 +21,7 @@ _iql = Q(
     collect=Collect(envs=32, length=32),
     replay=Replay(capacity=2048, batch=32, start=64, steps_per_sequence=0.25),
     target=Target(every=100),
-    optimiser=Optimiser("adam", lr=1e-3, clip=10.0),
+    optimiser=Optimiser("adam", lr=1e-3, clip=10.0, eps=1e-8),
     epsilon=Schedule(1.0, 0.05, steps=50_000),
     gamma=0.97,
     td_lambda=0.6,

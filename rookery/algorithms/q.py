@@ -145,7 +145,7 @@ class Q:
     def init(self, spec: Spec, key: Array) -> QState:
         """Fresh weights and an empty store."""
         n_in = view_size(spec, agent_id=self._id(spec), last_action=self.last_action)
-        agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, gain=1.0)
+        agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, gain=0.1)
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         online = Weights(agent, mixer)
         store = replay.empty(jax.eval_shape(lambda: self._example(spec)), self.replay.capacity)
