@@ -38,12 +38,9 @@ format: $(STAMP)  ## put the code into the style that `make lint` wants
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-QUICK_RUNS := runs/quickstart
-QUICK := --task mpe/simple_spread --steps 50000 --seeds 4 --out $(QUICK_RUNS)
-
-quickstart: $(STAMP)  ## train three algorithms on one task, four seeds each, and compare them
-	@for preset in mappo qmix vdn; do $(BIN)/rookery train $$preset $(QUICK) || exit 1; done
-	@$(BIN)/rookery ls --out $(QUICK_RUNS)
+quickstart: $(STAMP)  ## train three algorithms on one task, four seeds each, compare them and write a report
+	$(BIN)/rookery study run studies/quickstart.toml --out runs --report
+	@echo "Next: $(BIN)/rookery train mappo --task smax/3m --steps 4e5 --seeds 5, or $(BIN)/rookery tasks"
 
 FRESH := build/fresh
 constraints:  ## renew constraints.txt with the newest versions that fit pyproject.toml

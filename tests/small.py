@@ -55,7 +55,11 @@ def shrink(algo: Any) -> Any:
 
 
 def small_config(
-    preset: str, task: str = "matrix/climbing", seeds: tuple[int, ...] = (0,), sweep: tuple[Sweep, ...] = (), **kwargs: Any
+    preset: str,
+    task: str = "matrix/climbing",
+    seeds: tuple[int, ...] = (0,),
+    sweep: tuple[Sweep, ...] = (),
+    **kwargs: Any,
 ) -> RunConfig:
     """A run of a shrunken preset on a small task."""
     evaluation = kwargs.pop("evaluation", Evaluation(points=1, rows=1, episodes=4, final=4))

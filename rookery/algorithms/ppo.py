@@ -147,9 +147,8 @@ class PPO:
         own = view_size(spec, agent_id=self._id(spec))
         seen = {"obs": own, "state": spec.state_size, "both": spec.state_size + own}[self.value.sees]
         width = distributions.parameters(spec.action)
-        actor = Actor(
-            self.actor.init(stream(key, "actor"), spec.n_agents, own, width, gain=0.01), jnp.full(width, -0.5, jnp.float32)
-        )
+        net = self.actor.init(stream(key, "actor"), spec.n_agents, own, width, gain=0.01)
+        actor = Actor(net, jnp.full(width, -0.5, jnp.float32))
         critic = self.critic.init(stream(key, "critic"), spec.n_agents, seen, 1, gain=1.0)
         opt = (self.optimiser.init(actor), self.optimiser.init(critic))
         carry = self.critic.carry(self.collect.envs, self._viewers(spec))

@@ -34,9 +34,7 @@ class StudyLines:
         if self._clock() < self._next:
             return
         self._next = self._clock() + self._every
-        under_way = [
-            f"{entry.planned.label} on {entry.planned.task} {entry.progress:.0%}" for entry in _running(entries)
-        ]
+        under_way = [f"{e.planned.label} on {e.planned.task} {_stage(e)}" for e in _running(entries)]
         self.message(" | ".join([summary(entries, slots), *under_way]))
 
     def message(self, text: str) -> None:

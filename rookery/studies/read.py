@@ -213,21 +213,24 @@ def _digest_batch(runs: Sequence[RunFolder], prints: Mapping[str, str], cache: P
     complete = [run for run in runs if run.status().state == "complete"]
     others = [run for run in runs if run not in complete]
     kept, fresh = (_concat([_digest(run, prints[run.name]) for run in group]) for group in (complete, others))
+    stored: Digest = {table: frame.lazy() for table, frame in kept.items()}
     if complete:
         # A folder that cannot be written to can still be read.
         with suppress(OSError):
-            _write_shard(cache, kept)
-    return {table: pl.concat([kept[table], fresh[table]]).lazy() for table in TABLES}
+            shard = _write_shard(cache, kept)
+            stored = {table: pl.scan_parquet(shard / f"{table}.parquet") for table in TABLES}
+    return {table: pl.concat([stored[table], fresh[table].lazy()]) for table in TABLES}
 
 
-def _write_shard(cache: Path, tables: Mapping[str, pl.DataFrame]) -> None:
+def _write_shard(cache: Path, tables: Mapping[str, pl.DataFrame]) -> Path:
+    """Write a shard under another name first, so that it is there whole or not at all."""
     cache.mkdir(exist_ok=True)
     side = cache / f".{uuid.uuid4().hex}"
     side.mkdir()
     try:
         for name, frame in tables.items():
             frame.write_parquet(side / f"{name}.parquet")
-        side.rename(cache / f"shard-{side.name[1:]}")
+        return side.rename(cache / f"shard-{side.name[1:]}")
     except OSError:
         shutil.rmtree(side, ignore_errors=True)
         raise

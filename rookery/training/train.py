@@ -162,8 +162,11 @@ class _Compiled:
 def _compile(program: Program, shapes: RunState, progress: Progress) -> _Compiled:
     progress.compiling("program")
     start = time.perf_counter()
-    chunk = jax.jit(partial(program.chunk, iterations=program.iterations_per_chunk()), donate_argnums=0)
-    evaluate = jax.jit(program.evaluate, donate_argnums=0)
+    # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
+    outs = (_shardings(shapes), None)
+    chunk = partial(program.chunk, iterations=program.iterations_per_chunk())
+    chunk = jax.jit(chunk, donate_argnums=0, out_shardings=outs)
+    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=outs)
     compiled = _Compiled(chunk.lower(shapes).compile(), evaluate.lower(shapes).compile())
     progress.compiled("program", time.perf_counter() - start)
     return compiled
@@ -185,6 +188,11 @@ def _placed(shapes: RunState) -> RunState:
     return RunState(place(shapes.members, split), place(shapes.iteration, whole), place(shapes.budget, whole))
 
 
+def _shardings(shapes: RunState) -> Any:
+    """Where each array of the state lives; None if there is one device only."""
+    return jax.tree.map(lambda x: x.sharding, shapes) if shapes.iteration.sharding else None
+
+
 def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> None:
     use_compilation_cache()
     program = Program(config)
@@ -204,8 +212,7 @@ def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> None:
         progress.message(f"resumed after {min(found.manifest.steps):,} steps from {found.manifest.name}.")
         del found
     else:
-        shardings = jax.tree.map(lambda x: x.sharding, shapes) if shapes.iteration.sharding else None
-        state = jax.jit(program.init, out_shardings=shardings)()
+        state = jax.jit(program.init, out_shardings=_shardings(shapes))()
     state = _loop(program, compiled, folder, state, done, progress)
     _finish(program, folder, state, progress)
 
@@ -263,7 +270,7 @@ def _evaluate(
     frame = _episode_frame(program, episodes, steps).with_columns(pl.lit(chunk).alias("chunk"))
     folder.write_part("evaluations", chunk, frame)
     scores = frame.group_by("member").agg(pl.col("score").mean()).sort("member")["score"].to_numpy()
-    half = 1.96 * scores.std(ddof=1) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
+    half = 1.96 * float(scores.std(ddof=1)) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
     mean = float(scores.mean())
     progress.evaluation(min(steps), mean, score_unit(program), (mean - half, mean + half))
     return state, mean

@@ -29,7 +29,7 @@ CASES = {
 def test_the_first_ratio_is_one(name: str) -> None:
     """Episodes of at most 3 transitions, so that every rollout and every chunk of it spans boundaries."""
     config = small_config("ippo", "maze/static", algo=CASES[name])
-    state, report = chunk_of(config, 6)(init_of(config))
+    _, report = chunk_of(config, 6)(init_of(config))
     assert float(report.means["train/episode_length"].value[0]) <= 3
     assert float(report.means["ratio_error_first"].value[0]) < 1e-5
     # The policy did move in between: later ratios are not 1.

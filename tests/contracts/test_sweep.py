@@ -51,7 +51,10 @@ def config_of(preset: str, task: Any, **values: Any) -> RunConfig:
         (config_of("iql", Mpe(action_type="continuous")), "needs discrete actions; mpe/simple_spread has box.*mappo"),
         (config_of("mappo", "mpe/simple_tag"), "simple_tag rewards its agents differently.*value.sees both"),
         (config_of("mappo", "matrix/climbing", minibatches=7), "cannot be split into 7 equal minibatches"),
-        (config_of("mappo", "matrix/climbing", **{"actor.kind": "gru", "chunk": 3}), r"algo.chunk \(3\) must divide the 8"),
+        (
+            config_of("mappo", "matrix/climbing", **{"actor.kind": "gru", "chunk": 3}),
+            r"algo.chunk \(3\) must divide the 8",
+        ),
         (config_of("mappo", "matrix/climbing", **{"collect.restart": True}), "restart is for replayed episodes"),
         (config_of("iql", "matrix/climbing", **{"replay.capacity": 9}), "must be a multiple of algo.collect.envs"),
         (config_of("iql", "matrix/climbing", **{"replay.batch": 99}), "must fit into algo.replay.capacity"),

@@ -10,7 +10,9 @@ import pytest
 from rookery.nets.layers import Linear, Norm, linear, orthogonal
 
 
-@pytest.mark.parametrize(("n_in", "n_out", "gain"), [(8, 8, 1.0), (24, 6, 2.0), (6, 24, 0.01), (1, 5, 1.0), (64, 64, 1.4)])
+@pytest.mark.parametrize(
+    ("n_in", "n_out", "gain"), [(8, 8, 1.0), (24, 6, 2.0), (6, 24, 0.01), (1, 5, 1.0), (64, 64, 1.4)]
+)
 def test_orthogonal_weights_are_orthonormal_up_to_the_gain(n_in: int, n_out: int, gain: float) -> None:
     for seed in range(3):
         w = np.asarray(orthogonal(jax.random.PRNGKey(seed), n_in, n_out, gain), np.float64)

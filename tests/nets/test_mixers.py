@@ -55,7 +55,7 @@ def test_qmix_is_monotone_in_every_agent_and_depends_on_the_state() -> None:
 
 
 def test_the_team_chooses_what_each_agent_chooses() -> None:
-    """Individual-global-max: the joint action of individual argmaxes maximises the mixed value over all joint actions."""
+    """The joint action of individual argmaxes maximises the mixed value over all joint actions."""
     mixer, params = qmix()
     q = jax.random.normal(jax.random.PRNGKey(3), (40, AGENTS, 4))
     state = jax.random.normal(jax.random.PRNGKey(4), (40, STATE))

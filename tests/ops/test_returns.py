@@ -52,7 +52,7 @@ def test_continues_stops_at_ends_and_at_the_final_row() -> None:
 
 
 def test_a_cut_in_the_middle_bootstraps_and_a_termination_does_not() -> None:
-    """Rows 0 1 2 | 3 4: row 2 is `last`, row 3 the `first` of the next episode; the transition 2 -> 3 is no transition."""
+    """Rows 0 1 2 | 3 4: row 2 is `last`, row 3 the `first` of the next episode; 2 -> 3 is no transition."""
     last = jnp.array([False, False, True, False, False])[:, None]
     r, v, gamma = column(1, 2, 99, 4), column(10, 20, 30, 40), 0.5
     lam = continues(last, 1.0)

@@ -43,6 +43,13 @@ def test_lines_come_now_and_then(study_file: Write, tmp_path: Path) -> None:
     assert second == "failed: vdn"
 
 
+def test_a_run_that_has_no_speed_yet_is_compiling(study_file: Write, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    several = entries(study_file, tmp_path)
+    StudyLines(stream, every=0).show([replace(several[1], rate=0.0)], 1)
+    assert stream.getvalue().endswith("qmix on matrix/climbing compiling\n")
+
+
 def test_a_terminal_gets_a_table(study_file: Write, tmp_path: Path) -> None:
     stream = io.StringIO()
     live = StudyLive(stream)
