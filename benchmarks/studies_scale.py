@@ -1,6 +1,6 @@
 """How studies bear many runs: synthetic run folders of 1,000 evaluations each, then plan, status, report and compare.
 
-    python benchmarks/studies_scale.py --runs 10000 --folder /tmp/scale
+    python benchmarks/studies_scale.py --runs 10000 --folder FOLDER
 
 The folders are made once and used again. Prints one JSON object: seconds of each stage (wall-clock, processor), and
 peak memory.

@@ -115,7 +115,8 @@ def test_an_agent_that_is_dead_all_along_teaches_nothing(name: str) -> None:
 def test_what_a_dead_agent_does_teaches_nothing(name: str) -> None:
     """Agent 1 dies on the way: its later actions, which the task ignores, leave no trace."""
     rollout = experience(name)[1]
-    alive = rollout.step.alive.at[3:, :, 1].set(False)
+    alive = rollout.step.alive.at[2:, :, 1].set(False)
+    assert bool(jnp.any(rollout.filled[..., None] & ~alive[:-1])), "it must be dead where transitions count"
     rollout = change(rollout, step_alive=alive)
     scrambled = change(rollout, action=other_actions(rollout, ~alive[:-1]))
     if isinstance(ALGOS[name], PPO):
