@@ -9,6 +9,8 @@ from rookery.algorithms.ppo import PPO, Value
 from rookery.algorithms.q import Q, Replay, Target
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
+from rookery.mechanisms.credit import Credit
+from rookery.mechanisms.share import Share
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
@@ -65,6 +67,24 @@ PRESETS["qmix_jaxmarl"] = Q(
     gamma=0.9,
     team_reward="sum",
     last_action=False,
+)
+
+# Individual credit (DIFFER, Hu et al. 2023) on our own settings; the mixer learns as the agents do.
+_differ = Credit("differ", mixer_optimiser=_iql.optimiser)
+PRESETS["differ_vdn"] = replace(PRESETS["vdn"], credit=_differ)
+PRESETS["differ_qmix"] = replace(PRESETS["qmix"], credit=_differ)
+PRESETS["differ_transformer"] = replace(PRESETS["differ_qmix"], net=Net("transformer", width=64, layers=1))
+# Sharing. SUPER (Gerstgrasser et al. 2023) is independent DQN with prioritised replay; INSPIRE shares on DIFFER.
+_super = Share("quantile", bandwidth=0.1, window=1500)
+PRESETS["super_dqn"] = replace(
+    PRESETS["dqn"],
+    net=replace(_iql.net, weights="per_agent"),
+    replay=replace(_iql.replay, priority=0.6, importance=0.4),
+    share=_super,
+)
+PRESETS["super_qmix"] = replace(PRESETS["differ_qmix"], share=_super)
+PRESETS["inspire_qmix"] = replace(
+    PRESETS["differ_qmix"], share=replace(_super, select="gaussian", partners="range", accept="closer")
 )
 
 # -- the PPO family -------------------------------------------------------------------------------------------------

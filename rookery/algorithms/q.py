@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rookery.algorithms.inputs import own_view, view_size
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Clock, Collect, Mean, Metrics, Rollout, Spec, Step, global_state, team_discount
+from rookery.mechanisms import share
+from rookery.mechanisms.credit import Credit, Keys
+from rookery.mechanisms.share import Borrowed, Recent, Share
 from rookery.memory import replay
+from rookery.memory.replay import Draw, Replay
+from rookery.memory.sequences import Memory, Sequence, by_env, example, previous_actions, time_major
 from rookery.nets.agent import Net, Params
 from rookery.nets.mixers import Mixer, MixerParams
 from rookery.nets.optimiser import Optimiser, Schedule
 from rookery.ops import explore, returns, td
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The store of sequences; a sequence is what one environment collects in one iteration."""
-
-    capacity: int = 4096
-    """Sequences kept."""
-    batch: int = 32
-    """Sequences in one gradient step."""
-    start: int = 32
-    """Sequences collected before the first gradient step."""
-    steps_per_sequence: float = 1.0
-    """Gradient steps for every sequence collected (PyMARL: 1; "8 environments, one update" is 0.125)."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +44,27 @@ class Weights(eqx.Module):
     mixer: MixerParams
 
 
-class Memory(eqx.Module):
-    """The agents' hidden state and last action."""
-
-    hidden: Float[Array, "*b agent h"]
-    action: Int[Array, "*b agent"]
-
-
-class Sequence(eqx.Module):
-    """One environment's rollout, as stored: leaves [time, ...]; batched ones are time-major [time, batch, ...]."""
-
-    step: Step  # [time + 1, ...]
-    action: Action
-    filled: Bool[Array, "time *b"]
-    memory: Memory  # no time axis
-
-
 class Learner(eqx.Module):
     """What a gradient step moves."""
 
     online: Weights
     target: Weights
-    opt: optax.OptState
+    opt: Any
+    """With credit the agents' and the mixer's, else one for all weights."""
     updates: Int[Array, ""]
+    priorities: Float[Array, "capacity"] | None
+    """Of the stored sequences; None where all are alike."""
+    recent: Recent | None
+    """What sharing remembers."""
+
+
+class Found(eqx.Module):
+    """What a loss has to say besides its gradient; None where nobody asks."""
+
+    sizes: Float[Array, "batch"] | None
+    """Mean |TD error| of each sequence."""
+    recent: Recent | None
+    borrowed: Borrowed | None
 
 
 class QState(eqx.Module):
@@ -94,6 +84,8 @@ class Q:
     replay: Replay = field(default_factory=Replay)
     target: Target = field(default_factory=Target)
     optimiser: Optimiser = field(default_factory=Optimiser)
+    credit: Credit = field(default_factory=Credit)
+    share: Share = field(default_factory=Share)
     epsilon: Schedule = field(default_factory=lambda: Schedule(1.0, 0.05))
     """Probability of a random action while collecting."""
     gamma: float = 0.99
@@ -120,22 +112,11 @@ class Q:
                 f"mixer '{self.mixer.kind}' needs a cooperative task; {spec.name} rewards its teams differently. "
                 f"Try iql or ippo, or one team only: --task.team (teams: {teams})."
             )
-        if self.replay.capacity % self.collect.envs:
-            raise ConfigError(
-                f"algo.replay.capacity ({self.replay.capacity}) must be a multiple of algo.collect.envs "
-                f"({self.collect.envs})."
-            )
-        if max(self.replay.batch, self.replay.start) > self.replay.capacity:
-            raise ConfigError(
-                f"algo.replay.batch ({self.replay.batch}) and algo.replay.start ({self.replay.start}) must fit into "
-                f"algo.replay.capacity ({self.replay.capacity})."
-            )
-        per_iteration = self.replay.steps_per_sequence * self.collect.envs
-        if per_iteration < 1 or abs(per_iteration - round(per_iteration)) > 1e-6:
-            raise ConfigError(
-                f"algo.replay.steps_per_sequence ({self.replay.steps_per_sequence}) times algo.collect.envs "
-                f"({self.collect.envs}) must be a whole number of gradient steps, at least 1; it is {per_iteration:g}."
-            )
+        self.replay.check(self.collect.envs)
+        self.net.check()
+        self.credit.check(self.mixer.kind)
+        individual = self.credit.kind != "none" or self.mixer.kind == "none"
+        self.share.check(spec, individual=individual, alike=self.net.weights == "shared" and not self.agent_id)
 
     def segment(self, spec: Spec) -> int:
         """One carry per sequence."""
@@ -145,32 +126,22 @@ class Q:
     def init(self, spec: Spec, key: Array) -> QState:
         """Fresh weights and an empty store."""
         n_in = view_size(spec, agent_id=self._id(spec), last_action=self.last_action)
-        agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, gain=0.1)
+        agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, 0.1, spec.entities)
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         online = Weights(agent, mixer)
-        store = replay.empty(jax.eval_shape(lambda: self._example(spec)), self.replay.capacity)
-        return QState(Learner(online, online, self.optimiser.init(online), jnp.int32(0)), store)
+        item = jax.eval_shape(lambda: example(spec, self.collect.transitions(spec), self.net.hidden))
+        store = replay.empty(item, self.replay.capacity)
+        opt = self._optimiser_state(online)
+        recent = self.share.init(spec, stream(key, "share")) if self.share.select != "none" else None
+        return QState(Learner(online, online, opt, jnp.int32(0), self.replay.priorities(), recent), store)
+
+    def _optimiser_state(self, online: Weights) -> Any:
+        if self.credit.kind == "none":
+            return self.optimiser.init(online)
+        return self.optimiser.init(online.agent), self.credit.mixer_optimiser.init(online.mixer)
 
     def _id(self, spec: Spec) -> bool:
         return self.agent_id and spec.n_agents > 1
-
-    def _example(self, spec: Spec) -> Sequence:
-        """One stored sequence, all zeros: for its shapes and dtypes."""
-        t, n = self.collect.transitions(spec), spec.n_agents
-
-        step = Step(
-            obs=jnp.zeros((t + 1, n, *spec.obs_shape), spec.obs_dtype),
-            state=jnp.zeros((t + 1, *(spec.state_shape or (0,))), "float32"),
-            legal=jnp.zeros((t + 1, n, spec.action.width), "bool"),
-            alive=jnp.zeros((t + 1, n), "bool"),
-            reward=jnp.zeros((t + 1, n), "float32"),
-            discount=jnp.zeros((t + 1, n), "float32"),
-            first=jnp.zeros((t + 1,), "bool"),
-            last=jnp.zeros((t + 1,), "bool"),
-            success=jnp.zeros((t + 1,), "float32"),
-        )
-        memory = Memory(jnp.zeros((n, self.net.hidden), "float32"), jnp.zeros((n,), "int32"))
-        return Sequence(step, jnp.zeros((t, n), "int32"), jnp.zeros((t,), "bool"), memory)
 
     def carry(self, spec: Spec, envs: int) -> Memory:
         """Nothing remembered, nothing done."""
@@ -200,20 +171,22 @@ class Q:
     ) -> tuple[Array, Float[Array, "time b agent action"]]:
         """Values of all actions over a sequence; `previous` is the action before each row, -1 at its start."""
         x = own_view(spec, step, agent_id=self._id(spec), last_action=previous if self.last_action else None)
-        return self.net.unroll(params, hidden, x, step.first)
+        return self.net.unroll(params, hidden, x, step.first, spec.entities)
 
     # -- learning -----------------------------------------------------------------------------------------------
     def update(self, spec: Spec, state: QState, rollout: Rollout, clock: Clock, key: Array) -> tuple[QState, Metrics]:
         """Store the rollout, then take the configured number of gradient steps."""
         envs, capacity = self.collect.envs, self.replay.capacity
-        store = replay.add(state.store, _by_env(rollout), replay.slot(clock.iteration, envs, capacity))
+        sequences, position = by_env(rollout), replay.slot(clock.iteration, envs, capacity)
+        store = replay.add(state.store, sequences, position)
         stored = replay.filled(clock.iteration, envs, capacity)
         steps = round(self.replay.steps_per_sequence * envs)
 
         def learn(learner: Learner) -> tuple[Learner, Metrics]:
             def one(learner: Learner, k: Array) -> tuple[Learner, Metrics]:
-                batch = _time_major(replay.sample(store, stream(key, "replay", k), self.replay.batch, stored))
-                return self._gradient_step(spec, learner, batch, clock)
+                draw = self.replay.draw(stream(key, "replay", k), learner.priorities, stored, clock)
+                batch = time_major(replay.take(store, draw.index))
+                return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
 
             learner, metrics = jax.lax.scan(one, learner, jnp.arange(steps))
             return learner, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
@@ -225,39 +198,85 @@ class Q:
         # The condition is the same for all members, so it stays a branch under vmap; the store stays out of it,
         # because a branch copies what it returns.
         ready = stored >= max(self.replay.batch, self.replay.start)
-        learner, metrics = jax.lax.cond(ready, learn, wait, state.learner)
+        learner = replace(state.learner, priorities=self.replay.welcome(state.learner.priorities, position, envs))
+        learner, metrics = jax.lax.cond(ready, learn, wait, learner)
         metrics["epsilon"] = Mean.of(self.epsilon.at(clock.steps, clock.budget))
         metrics["gradient_steps"] = Mean.of(jnp.where(ready, float(steps), 0.0))
         return QState(learner, store), metrics
 
-    def _gradient_step(self, spec: Spec, now: Learner, batch: Sequence, clock: Clock) -> tuple[Learner, Metrics]:
-        grads, metrics = jax.grad(self._loss, argnums=1, has_aux=True)(spec, now.online, now.target, batch)
-        online, opt = self.optimiser.step(now.online, grads, now.opt, clock.progress)
+    def _gradient_step(
+        self, spec: Spec, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
+    ) -> tuple[Learner, Metrics]:
+        grads, (found, metrics) = jax.grad(self._loss, argnums=1, has_aux=True)(
+            spec, now.online, now, batch, draw, clock, key
+        )
+        online, opt = self._move(now, grads, clock)
         updates = now.updates + 1
         weight = jnp.where(updates % self.target.every == 0, self.target.tau, 0.0)
         target = jax.tree.map(lambda new, old: weight * new + (1.0 - weight) * old, online, now.target)
         metrics["grad_norm"] = Mean.of(optax.global_norm(grads))
-        return Learner(online, target, opt, updates), metrics
+        if found.sizes is not None:
+            metrics["priority_spread"] = Mean.of(jnp.max(found.sizes) / jnp.maximum(jnp.mean(found.sizes), 1e-9))
+        recent = found.recent
+        if recent is not None and found.borrowed is not None:
+            q_j, _ = self._read(spec, online, target, found.borrowed.sequence)
+            recent, taught = self.share.look_back(recent, found.borrowed, q_j, clock.progress)
+            metrics |= taught
+        return Learner(online, target, opt, updates, replay.rate(now.priorities, draw, found.sizes), recent), metrics
 
-    def _loss(self, spec: Spec, online: Weights, target: Weights, batch: Sequence) -> tuple[Array, Metrics]:
-        """Mean squared TD error over real transitions."""
-        previous = _previous_actions(batch)
+    def _move(self, now: Learner, grads: Weights, clock: Clock) -> tuple[Weights, Any]:
+        if self.credit.kind == "none":
+            return self.optimiser.step(now.online, grads, now.opt, clock.progress)
+        agent, opt = self.optimiser.step(now.online.agent, grads.agent, now.opt[0], clock.progress)
+        step = self.credit.mixer_optimiser.step
+        mixer, opt_mixer = step(now.online.mixer, grads.mixer, now.opt[1], clock.progress)
+        return Weights(agent, mixer), (opt, opt_mixer)
+
+    def _read(self, spec: Spec, online: Weights, target: Weights, batch: Sequence) -> tuple[Array, Array]:
+        """Agents' values of the actions taken [time, b, agent], and of the rows that they led to."""
+        previous = previous_actions(batch)
         _, q = self._values(spec, online.agent, batch.memory.hidden, batch.step, previous)
         _, q_target = self._values(spec, target.agent, batch.memory.hidden, batch.step, previous)
-        state = global_state(spec, batch.step)
-        q_tm1 = self.mixer(online.mixer, td.take(q[:-1], batch.action), state[:-1])
         v_t = td.next_values(q_target, q, batch.step.legal, double=self.double)[1:]
-        goal = jax.lax.stop_gradient(self._targets(batch.step, self.mixer(target.mixer, v_t, state[1:])))
+        return td.take(q[:-1], batch.action), v_t
+
+    def _loss(
+        self, spec: Spec, online: Weights, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
+    ) -> tuple[Array, tuple[Found, Metrics]]:
+        """Mean squared TD error over real transitions."""
+        q_i, v_i = self._read(spec, online, now.target, batch)
+        state = global_state(spec, batch.step)
+        mix = lambda q_i: self.mixer(online.mixer, q_i, state[:-1])  # noqa: E731
+        q_tm1 = mix(q_i if self.credit.kind == "none" else jax.lax.stop_gradient(q_i))
+        goal = jax.lax.stop_gradient(self._targets(batch.step, self.mixer(now.target.mixer, v_i, state[1:])))
         valid = jnp.broadcast_to(batch.filled[..., None], q_tm1.shape)
         if self.mixer.kind == "none":
             valid = valid & batch.step.alive[:-1]
-        squared = Mean.of((q_tm1 - goal) ** 2, valid)
-        return squared.value, {
+        squared = Mean.of(draw.weigh((q_tm1 - goal) ** 2), valid)
+        metrics = {
             "loss": squared,
             "q_taken": Mean.of(q_tm1, valid),
             "q_target": Mean.of(goal, valid),
             "td_error": Mean.of(jnp.abs(q_tm1 - goal), valid),
         }
+        found = Found(draw.sizes(q_tm1, goal, valid), None, None)
+        if self.credit.kind == "none" and self.share.select == "none":
+            return squared.value, (found, metrics)
+        mine, squares, about = self.credit.learn(mix, q_i, v_i, q_tm1 - goal, batch, self.gamma, clock, key)
+        own = Mean.of(draw.weigh(squares), mine.lived)
+        metrics |= {**about, "own_loss": own}
+        if now.recent is not None:
+            read = partial(self._read, spec, online, now.target)
+            # Rewards that `credit` assigns are those of one-step targets.
+            aim = partial(_backup, lam=self.td_lambda if self.credit.kind == "none" else 0.0)
+            error, recent, borrowed, about = self.share.learn(
+                spec, now.recent, batch, mine, read, aim, key, fresh=self.net.weights == "per_agent"
+            )
+            taken = Mean.of(draw.weigh(error**2), borrowed.accepted)
+            own = Mean(own.total + taken.total, own.weight + taken.weight)
+            found, metrics = Found(found.sizes, recent, share.probe(borrowed)), metrics | about
+        # Without a mixer the team's loss is the agents' own.
+        return own.value + (0.0 if self.credit.kind == "none" else squared.value), (found, metrics)
 
     def _targets(self, step: Step, v_t: Float[Array, "time b team"]) -> Float[Array, "time b team"]:
         """One-step or TD(lambda) targets of each team."""
@@ -265,25 +284,12 @@ class Q:
         if self.mixer.kind != "none":
             r_t = (jnp.mean if self.team_reward == "mean" else jnp.sum)(r_t, axis=-1, keepdims=True)
         discount_t = jnp.broadcast_to(self.gamma * team_discount(step)[1:, :, None], v_t.shape)
-        if self.td_lambda == 0.0:
-            return r_t + discount_t * v_t
-        lambda_t = returns.continues(step.last, self.td_lambda)[..., None]
-        return returns.lambda_returns(r_t, discount_t, v_t, jnp.broadcast_to(lambda_t, v_t.shape))
+        return _backup(r_t, discount_t, v_t, step.last, self.td_lambda)
 
 
-def _by_env(rollout: Rollout) -> Sequence:
-    """A rollout as sequences [env, time, ...]."""
-    step, action, filled = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (rollout.step, rollout.action, rollout.filled))
-    return Sequence(step, action, filled, jax.tree.map(lambda x: x[0], rollout.carry))
-
-
-def _time_major(batch: Sequence) -> Sequence:
-    """Sequences [batch, time, ...] as [time, batch, ...]."""
-    step, action, filled = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (batch.step, batch.action, batch.filled))
-    return Sequence(step, action, filled, batch.memory)
-
-
-def _previous_actions(batch: Sequence) -> Int[Array, "time batch agent"]:
-    """The action before each of the time + 1 rows, -1 where an episode opens."""
-    shifted = jnp.concatenate([batch.memory.action[None], batch.action])
-    return jnp.where(batch.step.first[..., None], -1, shifted)
+def _backup(r_t: Array, discount_t: Array, v_t: Array, last: Array, lam: float) -> Array:
+    """One-step or TD(lambda) targets."""
+    if lam == 0.0:
+        return r_t + discount_t * v_t
+    lambda_t = returns.continues(last, lam)[..., None]
+    return returns.lambda_returns(r_t, discount_t, v_t, jnp.broadcast_to(lambda_t, v_t.shape))

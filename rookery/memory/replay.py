@@ -1,12 +1,126 @@
-"""One general store: a ring of equal items, written in place, sampled by gather."""
+"""One general store: a ring of equal items, written in place, drawn uniformly or by priority, read by gather."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from rookery.core.errors import ConfigError
+from rookery.core.types import Clock
+
+EPS = 0.01
+"""Added to priorities, so that nothing is never drawn."""
+
+
+class Draw(eqx.Module):
+    """Which items a batch has."""
+
+    index: Int[Array, "batch"]
+    weight: Float[Array, "batch"] | None
+    """Importance weights; None where all items are alike."""
+
+    def weigh(self, x: Float[Array, "time column n"]) -> Float[Array, "time column n"]:
+        """Times the importance weights; an item may stand for several columns that follow one another."""
+        if self.weight is None:
+            return x
+        return x * jnp.repeat(self.weight, x.shape[1] // self.weight.shape[0])[:, None]
+
+    def sizes(
+        self, q: Float[Array, "time batch n"], goal: Float[Array, "time batch n"], valid: Bool[Array, "time batch n"]
+    ) -> Float[Array, "batch"] | None:
+        """Mean |TD error| of each item, where there are priorities to be made of it."""
+        if self.weight is None:
+            return None
+        return jnp.sum(jnp.abs(q - goal) * valid, axis=(0, 2)) / jnp.maximum(jnp.sum(valid, axis=(0, 2)), 1)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The store of sequences; a sequence is what one environment collects in one iteration."""
+
+    capacity: int = 4096
+    """Sequences kept."""
+    batch: int = 32
+    """Sequences in one gradient step."""
+    start: int = 32
+    """Sequences collected before the first gradient step."""
+    steps_per_sequence: float = 1.0
+    """Gradient steps for every sequence collected (PyMARL: 1; "8 environments, one update" is 0.125)."""
+    priority: float = 0.0
+    """Chance of being drawn ~ (mean |TD error| of the sequence) to this power (Schaul et al. 2016); 0: all alike."""
+    importance: float = 0.4
+    """Power of the weights that undo what priorities distort; it rises to 1 by the end of the run."""
+
+    def check(self, envs: int) -> None:
+        """Refuse sizes that do not fit together; `envs` sequences are added at a time."""
+        if self.capacity % envs:
+            raise ConfigError(
+                f"algo.replay.capacity ({self.capacity}) must be a multiple of algo.collect.envs ({envs})."
+            )
+        if max(self.batch, self.start) > self.capacity:
+            raise ConfigError(
+                f"algo.replay.batch ({self.batch}) and algo.replay.start ({self.start}) must fit into "
+                f"algo.replay.capacity ({self.capacity})."
+            )
+        per_iteration = self.steps_per_sequence * envs
+        if per_iteration < 1 or abs(per_iteration - round(per_iteration)) > 1e-6:
+            raise ConfigError(
+                f"algo.replay.steps_per_sequence ({self.steps_per_sequence}) times algo.collect.envs "
+                f"({envs}) must be a whole number of gradient steps, at least 1; it is {per_iteration:g}."
+            )
+        if self.priority < 0 or not 0 <= self.importance <= 1:
+            raise ConfigError(
+                f"algo.replay.priority must be 0 or more and algo.replay.importance 0 to 1; got {self.priority} and "
+                f"{self.importance}."
+            )
+
+    def priorities(self) -> Float[Array, "capacity"] | None:
+        """Of an empty store; None where all are alike."""
+        return jnp.zeros(self.capacity) if self.priority else None
+
+    def welcome(
+        self, priorities: Float[Array, "capacity"] | None, position: Int[Array, ""], n: int
+    ) -> Float[Array, "capacity"] | None:
+        """`n` new items from slot `position` on: each as important as the most important one, so that it is drawn."""
+        if priorities is None:
+            return None
+        most = jnp.max(priorities)
+        new = jnp.full(n, jnp.where(most > 0, most, 1.0))
+        return jax.lax.dynamic_update_slice_in_dim(priorities, new, position, axis=0)
+
+    def draw(
+        self, key: Array, priorities: Float[Array, "capacity"] | None, stored: Int[Array, ""], clock: Clock
+    ) -> Draw:
+        """A batch, with replacement."""
+        if priorities is None:
+            return Draw(jax.random.randint(key, (self.batch,), 0, stored), None)
+        mass = jnp.where(jnp.arange(self.capacity) < stored, (priorities + EPS) ** self.priority, 0.0)
+        index = jnp.minimum(proportional(key, mass, self.batch), stored - 1)
+        beta = self.importance + (1.0 - self.importance) * clock.progress
+        weight = (stored * mass[index] / jnp.sum(mass)) ** -beta
+        return Draw(index, weight / jnp.max(weight))
+
+
+def rate(
+    priorities: Float[Array, "capacity"] | None, draw: Draw, sizes: Float[Array, "batch"] | None
+) -> Float[Array, "capacity"] | None:
+    """Priorities after a batch whose items have these mean |TD errors|."""
+    return None if priorities is None or sizes is None else priorities.at[draw.index].set(sizes)
+
+
+def proportional(key: Array, mass: Float[Array, "n"], draws: int) -> Int[Array, "draws"]:
+    """`draws` independent indices, each with probability mass / sum(mass): the inverse of the distribution function.
+
+    One pass of cumulative sums for all draws: no tree to keep (benchmarks/priority.py has what that costs).
+    """
+    upto = jnp.cumsum(mass)
+    at = jax.random.uniform(key, (draws,)) * upto[-1]
+    return jnp.minimum(jnp.searchsorted(upto, at, side="right"), mass.shape[0] - 1).astype(jnp.int32)
 
 
 def empty(item: Any, capacity: int) -> Any:
@@ -29,7 +143,6 @@ def filled(iteration: Int[Array, ""], n: int, capacity: int) -> Int[Array, ""]:
     return jnp.minimum(iteration + 1, capacity // n) * n
 
 
-def sample(store: Any, key: Array, batch: int, stored: Int[Array, ""]) -> Any:
-    """`batch` items drawn uniformly, with replacement."""
-    index = jax.random.randint(key, (batch,), 0, stored)
+def take(store: Any, index: Int[Array, "batch"]) -> Any:
+    """The items at these slots."""
     return jax.tree.map(lambda s: s[index], store)

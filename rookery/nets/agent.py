@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -11,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.nets import recurrent
+from rookery.core.errors import ConfigError
+from rookery.core.types import Entities
+from rookery.nets import recurrent, transformer
 from rookery.nets.layers import ACTIVATIONS, GAINS, Activation, Linear, Norm, linear, norm
 
 
@@ -21,23 +24,28 @@ class Params(eqx.Module):
     norm_in: Norm | None
     before: tuple[Linear, ...]
     norms: tuple[Norm, ...]
-    core: recurrent.Gru | None
+    core: recurrent.Gru | transformer.Transformer | None
     after: tuple[Linear, ...]
     head: Linear
 
 
 @dataclass(frozen=True)
 class Net:
-    """input -> `layers` dense layers -> [GRU -> `layers_after` dense layers] -> linear head."""
+    """input -> `layers` dense layers -> [GRU -> `layers_after` dense layers] -> linear head.
 
-    kind: Literal["mlp", "gru"] = "mlp"
-    """mlp sees one step; gru carries a hidden state over the episode."""
+    A transformer has `layers` of attention over the observation's entities instead of dense layers and GRU.
+    """
+
+    kind: Literal["mlp", "gru", "transformer"] = "mlp"
+    """mlp sees one step; gru and transformer carry a hidden state (a token) over the episode."""
     width: int = 64
-    """Units of every layer and of the GRU."""
+    """Units of every layer and of the hidden state."""
     layers: int = 2
-    """Dense layers before the GRU or the head."""
+    """Dense layers before the GRU or the head; layers of attention of a transformer."""
     layers_after: int = 0
-    """Dense layers between the GRU and the head."""
+    """Dense layers between the GRU or transformer and the head."""
+    heads: int = 4
+    """Attention heads of a transformer."""
     activation: Activation = "relu"
     """Activation of the dense layers."""
     layer_norm: bool = False
@@ -48,20 +56,34 @@ class Net:
     @property
     def hidden(self) -> int:
         """Length of one agent's carry."""
-        return self.width if self.kind == "gru" else 0
+        return 0 if self.kind == "mlp" else self.width
 
-    def init(self, key: Array, agents: int, n_in: int, n_out: int, gain: float) -> Params:
-        """Fresh weights; `gain` scales the head."""
+    def check(self) -> None:
+        """Refuse sizes that do not fit together."""
+        if self.kind == "transformer" and (self.layers < 1 or self.heads < 1 or self.width % self.heads):
+            raise ConfigError(
+                f"a transformer needs at least one layer, and a width that its heads divide; got layers "
+                f"{self.layers}, width {self.width}, heads {self.heads}."
+            )
+
+    def init(
+        self, key: Array, agents: int, n_in: int, n_out: int, gain: float, entities: tuple[Entities, ...] = ()
+    ) -> Params:
+        """Fresh weights; `gain` scales the head. `entities` say how a transformer's input splits into tokens."""
         if self.weights == "per_agent":
-            return jax.vmap(lambda k: self._init(k, n_in, n_out, gain))(jax.random.split(key, agents))
-        return self._init(key, n_in, n_out, gain)
+            return jax.vmap(lambda k: self._init(k, n_in, n_out, gain, entities))(jax.random.split(key, agents))
+        return self._init(key, n_in, n_out, gain, entities)
 
-    def _init(self, key: Array, n_in: int, n_out: int, gain: float) -> Params:
+    def _init(self, key: Array, n_in: int, n_out: int, gain: float, entities: tuple[Entities, ...]) -> Params:
         keys = iter(jax.random.split(key, self.layers + self.layers_after + 2))
-        sizes = [n_in] + [self.width] * self.layers
+        sizes = [n_in] + [self.width] * (0 if self.kind == "transformer" else self.layers)
         act = GAINS[self.activation]
         before = tuple(linear(next(keys), a, b, act) for a, b in pairwise(sizes))
-        core = recurrent.gru(next(keys), sizes[-1], self.width) if self.kind == "gru" else None
+        core = None
+        if self.kind == "gru":
+            core = recurrent.gru(next(keys), sizes[-1], self.width)
+        elif self.kind == "transformer":
+            core = transformer.transformer(next(keys), transformer.columns(entities, n_in), self.width, self.layers)
         body = self.width if core is not None else sizes[-1]
         widths = [body] + [self.width] * self.layers_after
         after = tuple(linear(next(keys), a, b, act) for a, b in pairwise(widths))
@@ -79,11 +101,12 @@ class Net:
         carry: Float[Array, "b agent h"],
         x: Float[Array, "time b agent n_in"],
         first: Bool[Array, "time b"],
+        entities: tuple[Entities, ...] = (),
     ) -> tuple[Float[Array, "b agent h"], Float[Array, "time b agent n_out"]]:
         """Read a sequence; the carry is zeroed before every row that opens an episode."""
         reset = jnp.broadcast_to(first[..., None], x.shape[:-1])
         if self.weights == "per_agent":
-            read = jax.vmap(self._unroll, in_axes=(0, 1, 2, 2), out_axes=(1, 2))
+            read = jax.vmap(partial(self._unroll, entities=entities), in_axes=(0, 1, 2, 2), out_axes=(1, 2))
             return read(params, carry, x, reset)
         # Agents are one more batch axis: one matmul for all of them.
         time, batch, agents, _ = x.shape
@@ -92,17 +115,23 @@ class Net:
             carry.reshape(batch * agents, self.hidden),
             x.reshape(time, batch * agents, -1),
             reset.reshape(time, batch * agents),
+            entities,
         )
         return carry.reshape(batch, agents, self.hidden), y.reshape(time, batch, agents, -1)
 
-    def _unroll(self, p: Params, carry: Array, x: Array, reset: Array) -> tuple[Array, Array]:
+    def _unroll(
+        self, p: Params, carry: Array, x: Array, reset: Array, entities: tuple[Entities, ...]
+    ) -> tuple[Array, Array]:
         act = ACTIVATIONS[self.activation]
         if p.norm_in is not None:
             x = p.norm_in(x)
         for i, layer in enumerate(p.before):
             x = act(layer(x))
             x = p.norms[i](x) if p.norms else x
-        if p.core is not None:
+        if isinstance(p.core, transformer.Transformer):
+            kinds = transformer.columns(entities, x.shape[-1])
+            carry, x = transformer.unroll(p.core, carry, x, reset, kinds, self.heads)
+        elif p.core is not None:
             carry, x = recurrent.unroll(p.core, carry, x, reset)
         for layer in p.after:
             x = act(layer(x))

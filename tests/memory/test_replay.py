@@ -1,14 +1,20 @@
-"""The ring: where items go, what is drawn."""
+"""The ring: where items go, what is drawn, and how often."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from rookery.core.errors import ConfigError
+from rookery.core.types import Clock
 from rookery.memory import replay
+from rookery.memory.replay import Draw, Replay
 
 N, CAPACITY = 2, 6
+KEY = jax.random.PRNGKey(0)
+CLOCK = Clock(jnp.int32(0), jnp.uint32(25), jnp.float32(100))
 
 
 def item(i: int) -> dict[str, jax.Array]:
@@ -41,11 +47,75 @@ def test_filled() -> None:
     assert [int(replay.filled(jnp.int32(i), N, CAPACITY)) for i in range(5)] == [2, 4, 6, 6, 6]
 
 
-def test_samples_are_whole_items_uniform_over_what_is_stored() -> None:
-    s, stored = store(2), replay.filled(jnp.int32(1), N, CAPACITY)
-    drawn = replay.sample(s, jax.random.PRNGKey(0), 20_000, stored)
+def uniform(groups: int, draws: int) -> np.ndarray:
+    """The numbers of so many items drawn from a store."""
+    draw = Replay(CAPACITY, draws).draw(KEY, None, replay.filled(jnp.int32(groups - 1), N, CAPACITY), CLOCK)
+    drawn = replay.take(store(groups), draw.index)
     np.testing.assert_array_equal(drawn["x"][:, 0], drawn["frame"])
-    frequency = np.bincount(np.asarray(drawn["frame"]), minlength=4) / 20_000
+    assert draw.weight is None
+    return np.asarray(drawn["frame"])
+
+
+def test_samples_are_whole_items_uniform_over_what_is_stored() -> None:
+    frequency = np.bincount(uniform(2, 20_000), minlength=4) / 20_000
     assert len(frequency) == 4 and np.all(np.abs(frequency - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 20_000))
-    full = replay.sample(store(4), jax.random.PRNGKey(0), 2_000, replay.filled(jnp.int32(3), N, CAPACITY))
-    assert set(np.asarray(full["frame"]).tolist()) == {2, 3, 4, 5, 6, 7}
+    assert set(uniform(4, 2_000).tolist()) == {2, 3, 4, 5, 6, 7}
+
+
+# --- priorities
+
+PER = Replay(CAPACITY, 40_000, priority=0.5, importance=0.4)
+
+
+def test_without_priorities_there_is_nothing_to_keep() -> None:
+    plain = Replay(CAPACITY, 3)
+    assert plain.priorities() is None and plain.welcome(None, jnp.int32(0), N) is None
+    assert replay.rate(None, Draw(jnp.arange(3), None), None) is None
+    x = jnp.ones((2, 3, 1))
+    draw = Draw(jnp.arange(3), None)
+    assert draw.weigh(x) is x and draw.sizes(x, x, x > 0) is None
+
+
+def test_new_items_are_as_important_as_the_most_important() -> None:
+    p = PER.welcome(PER.priorities(), jnp.int32(0), N)
+    np.testing.assert_array_equal(p, [1, 1, 0, 0, 0, 0])
+    p = replay.rate(p, Draw(jnp.array([1]), jnp.ones(1)), jnp.array([7.0]))
+    np.testing.assert_array_equal(PER.welcome(p, jnp.int32(2), N), [1, 7, 7, 7, 0, 0])
+
+
+def test_draws_follow_priorities_and_weights_undo_them() -> None:
+    stored, priorities = 4, jnp.array([0.0, 1.0, 4.0, 9.0, 100.0, 100.0])  # what is not stored is never drawn
+    draw = PER.draw(KEY, priorities, jnp.int32(stored), CLOCK)
+    p = (np.asarray(priorities[:stored]) + replay.EPS) ** 0.5
+    p /= p.sum()
+    index = np.asarray(draw.index)
+    np.testing.assert_allclose(np.bincount(index, minlength=6)[:4] / 40_000, p, atol=0.01)
+    assert index.max() < stored
+    w = (stored * p) ** -(0.4 + 0.6 * 0.25)  # a quarter of the run is over
+    np.testing.assert_allclose(draw.weight, (w / w.max())[index], rtol=1e-4)
+    # At the end of the run weighted draws are as good as uniform ones.
+    late = PER.draw(KEY, priorities, jnp.int32(stored), Clock(jnp.int32(0), jnp.uint32(100), jnp.float32(100)))
+    assert late.weight is not None
+    x = np.array([1.0, -2.0, 3.0, 5.0])
+    assert (x[index] * late.weight).sum() / late.weight.sum() == pytest.approx(x.mean(), abs=0.3)
+
+
+def test_sizes_are_means_over_real_transitions() -> None:
+    q, valid = jnp.array([[[1.0], [-2.0]], [[3.0], [50.0]]]), jnp.array([[[True], [True]], [[True], [False]]])
+    draw = Draw(jnp.arange(2), jnp.array([1.0, 0.5]))
+    np.testing.assert_allclose(draw.sizes(q, jnp.zeros_like(q), valid), [2, 2])
+    np.testing.assert_allclose(draw.weigh(q)[:, 1, 0], [-1, 25])
+
+
+def test_proportional_draws_skip_what_has_no_mass() -> None:
+    mass = jnp.where(jnp.arange(1000) % 3 == 0, 0.0, jax.random.uniform(KEY, (1000,)))
+    index = np.asarray(replay.proportional(KEY, mass, 50_000))
+    assert np.all(np.asarray(mass)[index] > 0)
+    np.testing.assert_allclose(np.bincount(index // 100) / 50_000, mass.reshape(10, 100).sum(1) / mass.sum(), atol=0.01)
+
+
+def test_impossible_sizes_are_refused() -> None:
+    for wrong in (Replay(10), Replay(4, batch=8), Replay(steps_per_sequence=0.01), Replay(priority=-1.0)):
+        with pytest.raises(ConfigError, match=r"algo\.replay"):
+            wrong.check(envs=4)
+    Replay().check(envs=4)
