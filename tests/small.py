@@ -54,14 +54,22 @@ def shrink(algo: Any) -> Any:
     )
 
 
+def smallest(preset: str) -> str:
+    """The cheapest of the small tasks that a preset can train on: who shares with those in range needs positions."""
+    algo = PRESETS[preset]
+    ranged = isinstance(algo, Q) and algo.share.partners == "range"
+    return "mpe/simple_spread" if ranged else "matrix/climbing"
+
+
 def small_config(
     preset: str,
-    task: str = "matrix/climbing",
+    task: str = "",
     seeds: tuple[int, ...] = (0,),
     sweep: tuple[Sweep, ...] = (),
     **kwargs: Any,
 ) -> RunConfig:
     """A run of a shrunken preset on a small task."""
+    task = task or smallest(preset)
     evaluation = kwargs.pop("evaluation", Evaluation(points=1, rows=1, episodes=4, final=4))
     checkpoints = kwargs.pop("checkpoints", Checkpoints())
     steps = kwargs.pop("steps", 64)

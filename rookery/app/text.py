@@ -62,20 +62,25 @@ def needs(algo: Any) -> str:
     """What `algo.check` accepts, found out by showing it small tasks of each kind."""
     from rookery.core.types import ActionSpec, Spec
 
-    def accepts(kind: Any, cooperative: bool) -> bool:
+    def accepts(kind: Any, cooperative: bool = True, **facts: Any) -> bool:
         teams = () if cooperative else ("good", "adversary")
-        spec = Spec("probe", ("a", "b"), (4,), ActionSpec(kind, (2,)), 25, teams=teams, cooperative=cooperative)
+        facts = {"agents": ("a", "b"), "position": (0, 1), "teams": teams, "cooperative": cooperative, **facts}
         try:
-            algo.check(spec)
+            algo.check(Spec("probe", obs_shape=(4,), action=ActionSpec(kind, (2,)), limit=25, **facts))
         except ConfigError:
             return False
         return True
 
     kinds = ("discrete", "multi_discrete", "multi_binary", "box")
-    usable = [kind for kind in kinds if accepts(kind, True)]
+    usable = [kind for kind in kinds if accepts(kind)]
     actions = "any actions" if len(usable) == len(kinds) else " or ".join(usable) + " actions"
     mixed = any(accepts(kind, False) for kind in usable)
-    return f"{actions}, {'any rewards' if mixed else 'a cooperative task'}"
+    wants = [actions, "any rewards" if mixed else "a cooperative task"]
+    if not any(accepts(kind, position=()) for kind in usable):
+        wants.append("positions")
+    if not any(accepts(kind, agents=("a",)) for kind in usable):
+        wants.append("two agents")
+    return ", ".join(wants)
 
 
 def run_row(run: RunFolder) -> Row:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from small import differs, hasty_jit
 from rookery.algorithms.q import Q, QState, Replay
 from rookery.core.types import Clock, Collect, Rollout
 from rookery.mechanisms.credit import Credit
+from rookery.mechanisms.share import Share
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
@@ -37,6 +38,7 @@ PLAIN = Q(
     replay=Replay(capacity=8, batch=4, start=4, steps_per_sequence=0.25),
 )
 DIFFER = replace(PLAIN, credit=Credit("differ"))
+SHARING = replace(DIFFER, share=Share("quantile", bandwidth=0.3, window=40))
 
 
 @cache
@@ -62,11 +64,10 @@ def updated(algo: Q) -> tuple[QState, QState, dict[str, float]]:
 
 @cache
 def program(algo: Q) -> str:
-    """An update, as it goes to the compiler."""
+    """An update, as it goes to the compiler, constants and all."""
     algo.check(SPEC)
     state, key = jax.eval_shape(lambda: algo.init(SPEC, jax.random.PRNGKey(0))), jax.random.PRNGKey(0)
-    text = str(jax.make_jaxpr(lambda s, r: algo.update(SPEC, s, r, CLOCK, key))(state, experience("mlp")))
-    return re.sub("0x[0-9a-f]+", "", text)
+    return jax.jit(lambda s, r: algo.update(SPEC, s, r, CLOCK, key)).lower(state, experience(algo.net.kind)).as_text()
 
 
 def finite(*trees: Any) -> bool:
@@ -79,7 +80,13 @@ OTHER_CREDIT = Credit(
     select="greedy", fraction=Schedule(0.1, 0.2), alpha=0.1, eps=1.0, beta=Schedule(0, 1), clip=0.0,
     mixer_optimiser=Optimiser("radam"),
 )  # fmt: skip
+OTHER_SHARE = Share(
+    partners="role", accept="closer", schedule="entropy", bandwidth=0.5, floor=0.3, ceiling=0.4, max_partners=2,
+    window=7, radius=9.0, metric="l1", alone="widen",
+)  # fmt: skip
 NEUTRAL: dict[str, Q] = {
+    "share": replace(PLAIN, share=OTHER_SHARE),
+    "share on differ": replace(DIFFER, share=OTHER_SHARE),
     "credit": replace(PLAIN, credit=OTHER_CREDIT),
     "priority": replace(PLAIN, replay=replace(PLAIN.replay, importance=0.9)),
     "heads": replace(PLAIN, net=replace(PLAIN.net, heads=1)),
@@ -88,16 +95,23 @@ NEUTRAL: dict[str, Q] = {
 
 @pytest.mark.parametrize("name", list(NEUTRAL))
 def test_what_is_off_leaves_no_trace(name: str) -> None:
-    assert NEUTRAL[name] != PLAIN
-    assert program(NEUTRAL[name]) == program(PLAIN)
+    bare = DIFFER if name.endswith("differ") else PLAIN
+    assert NEUTRAL[name] != bare
+    assert program(NEUTRAL[name]) == program(bare)
     state = jax.eval_shape(lambda: NEUTRAL[name].init(SPEC, jax.random.PRNGKey(0)))
     assert jax.tree.structure(state) == jax.tree.structure(
-        jax.eval_shape(lambda: PLAIN.init(SPEC, jax.random.PRNGKey(0)))
+        jax.eval_shape(lambda: bare.init(SPEC, jax.random.PRNGKey(0)))
     )
 
 
 # --- on
 
+
+def sharing(**choice: Any) -> Q:
+    return replace(SHARING, share=replace(SHARING.share, **choice))
+
+
+CHOICES = {key: get_args(get_type_hints(Share)[key]) for key in ("select", "partners", "accept", "schedule")}
 ACTIVE: dict[str, tuple[Q, Q]] = {
     "differ": (PLAIN, DIFFER),
     **{
@@ -112,28 +126,62 @@ ACTIVE: dict[str, tuple[Q, Q]] = {
     "mixer_optimiser": (DIFFER, replace(DIFFER, credit=replace(DIFFER.credit, mixer_optimiser=Optimiser(lr=0.1)))),
     "priority": (PLAIN, replace(PLAIN, replay=replace(PLAIN.replay, priority=0.6))),
     "heads": tuple(replace(PLAIN, net=replace(NETS["transformer"], heads=heads)) for heads in (1, 2)),
+    "share": (DIFFER, SHARING),
+    **{
+        f"share.{key} {value}": (sharing(**base), sharing(**{**base, key: value}))
+        for key, value, base in (
+            ("select", "gaussian", {}),
+            ("select", "stochastic", {}),
+            ("select", "learned", {}),
+            ("select", "all", {}),
+            ("partners", "range", {}),
+            ("partners", "similar", {}),
+            ("partners", "role", {}),
+            ("partners", "attention", {}),
+            ("accept", "novel", {}),
+            ("accept", "closer", {}),
+            ("schedule", "entropy", {}),
+            ("schedule", "mutual_information", {}),
+            ("bandwidth", 0.2, {}),
+            ("floor", 0.03, {"schedule": "entropy"}),
+            ("ceiling", 0.3, {"schedule": "entropy"}),
+            ("max_partners", 2, {}),
+            ("window", 30, {}),
+            ("radius", 0.7, {"partners": "range"}),
+            ("radius", 0.7, {"partners": "role"}),
+            ("metric", "l1", {"partners": "range"}),
+            ("metric", "l1", {"partners": "similar"}),
+            ("alone", "widen", {"partners": "range"}),
+            ("alone", "widen", {"partners": "role"}),
+        )
+    },
 }
 
 
 @pytest.mark.parametrize("name", list(ACTIVE))
 def test_what_is_on_changes_the_program(name: str) -> None:
     off, on = ACTIVE[name]
-    if off.net.kind != "mlp":
-        text = {str(jax.make_jaxpr(lambda r, a=a: a.net.unroll(*r))(_unrolled(a))) for a in (off, on)}
-        assert len(text) == 2
-        return
     assert program(off) != program(on)
 
 
-def _unrolled(algo: Q) -> tuple[Any, ...]:
-    net = algo.net
-    x = jnp.zeros((2, 1, 3, 4))
-    return net.init(jax.random.PRNGKey(0), 3, 4, 2, 1.0), net.carry(1, 3), x, jnp.zeros((2, 1), bool)
+def test_every_choice_of_sharing_is_covered() -> None:
+    """A value added to `Share` fails here until the tests above and below know it."""
+    assert {key.split(".")[1].split()[0] for key in ACTIVE if key.startswith("share.")} == set(CHOICES) | {
+        "bandwidth", "floor", "ceiling", "max_partners", "window", "radius", "metric", "alone",
+    } == {*Share.__dataclass_fields__}  # fmt: skip
+    for key in CHOICES:
+        named = {name.split()[1] for name in ACTIVE if name.startswith(f"share.{key} ")}
+        # `team` is `everyone` where there is one team (tests/mechanisms/test_share.py has two).
+        assert named | {"none", "quantile", "everyone", "team", "everything", "constant"} >= set(CHOICES[key])
 
 
-@pytest.mark.parametrize("net", list(NETS))
-@pytest.mark.parametrize("mixer", ["vdn", "qmix"])
-@pytest.mark.parametrize("select", ["all", "greedy", "greedy_weight", "per", "per_weight"])
+SELECTS = get_args(get_type_hints(Credit)["select"])
+
+
+@pytest.mark.parametrize(
+    ("net", "mixer", "select"),
+    [*itertools.product(NETS, ["vdn", "qmix"], ["per_weight"]), *itertools.product(["mlp"], ["qmix"], SELECTS[:-1])],
+)
 def test_individual_credit_trains_every_network_through_every_mixer(net: str, mixer: str, select: str) -> None:
     credit = replace(DIFFER.credit, select=select)
     before, after, metrics = updated(
@@ -158,3 +206,52 @@ def test_priorities_are_kept_and_used() -> None:
     # Four sequences were added with priority 1; those that were drawn have their mean TD error now.
     assert np.all(priorities[:4] > 0) and np.all(priorities[4:] == 0) and np.any(priorities[:4] != 1)
     assert metrics["priority_spread"] >= 1 and finite(after, metrics)
+
+
+# --- sharing
+
+
+def test_every_combination_of_choices_has_a_program() -> None:
+    """All pairs of what and with whom; what is taken and how much take turns, so that each meets each of the others."""
+    turns = itertools.cycle(itertools.product(CHOICES["accept"], CHOICES["schedule"]))
+    pairs = itertools.product(CHOICES["select"], CHOICES["partners"])
+    for (select, partners), (accept, schedule) in zip(pairs, turns, strict=False):
+        algo = sharing(select=select, partners=partners, accept=accept, schedule=schedule)
+        algo.check(SPEC)
+        state = jax.eval_shape(lambda a=algo: a.init(SPEC, jax.random.PRNGKey(0)))
+        update = lambda s, r, a=algo: a.update(SPEC, s, r, CLOCK, jax.random.PRNGKey(0))  # noqa: E731
+        after, metrics = jax.eval_shape(update, state, experience("mlp"))
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        assert ("share_accepted" in metrics) == (select != "none")
+        assert ("share_roles" in metrics) == (partners == "role" and select != "none")
+
+
+@pytest.mark.parametrize(
+    ("net", "weights", "credit", "choice"),
+    [
+        ("mlp", "shared", True, {"select": "quantile", "partners": "range", "alone": "widen", "schedule": "entropy"}),
+        ("gru", "per_agent", True, {"select": "gaussian", "partners": "role", "alone": "widen", "accept": "closer"}),
+        ("mlp", "per_agent", False, {"select": "learned", "partners": "attention", "schedule": "mutual_information"}),
+        ("transformer", "shared", True, {"select": "stochastic", "partners": "similar", "accept": "novel"}),
+        ("gru", "shared", False, {"select": "all", "partners": "everyone", "max_partners": 2}),
+    ],
+)
+def test_sharing_is_alive(net: str, weights: str, credit: bool, choice: dict[str, Any]) -> None:
+    algo = replace(sharing(**choice), net=replace(NETS[net], weights=weights))
+    if not credit:
+        algo = replace(algo, credit=Credit(), mixer=Mixer("none"))
+    before, after, metrics = updated(algo)
+    assert finite(after, metrics) and metrics["gradient_steps"] == 1
+    assert differs(after.learner.online.agent, before.learner.online.agent)
+    assert metrics["share_offered"] > 0 and 0 < metrics["share_bandwidth"] <= 1 and metrics["share_rate"] > 0
+    assert metrics["share_accepted"] > 0 and 0 < metrics["share_acceptance"] <= 1
+    received = [metrics[f"share_accepted/{name}"] for name in SPEC.agents]
+    assert sum(received) == pytest.approx(metrics["share_accepted"])
+    assert metrics["share_error_before"] > 0 and metrics["share_error_after"] > 0
+    if choice["partners"] == "role":
+        assert 1 <= metrics["share_roles"] <= 3
+    if choice["partners"] == "attention":
+        assert metrics["share_judge_transitions"] > 0 and 0.5 <= metrics["share_attention"] <= 1
+    # What was learnt from others moved the weights elsewhere than one's own experience would have.
+    _, alone, _ = updated(replace(algo, share=Share()))
+    assert differs(after.learner.online.agent, alone.learner.online.agent)

@@ -9,7 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small import assert_close, assert_same, chunk_of, differs, donating_chunk, hasty_jit, init_of, small_config
+from small import (
+    assert_close,
+    assert_same,
+    chunk_of,
+    differs,
+    donating_chunk,
+    hasty_jit,
+    init_of,
+    small_config,
+    smallest,
+)
 
 from rookery.core.registry import PRESETS
 from rookery.training import checkpoint
@@ -18,12 +28,12 @@ from rookery.training.loop import Program, RunState
 
 ITERATIONS = 3
 presets = pytest.mark.parametrize("preset", list(PRESETS))
-CASES = [(preset, "matrix/climbing") for preset in PRESETS]
+CASES = [(preset, smallest(preset)) for preset in PRESETS]
 # One of each family, with one agent and with observations that move.
 CASES += [("dqn", "maze/static"), ("a2c", "maze/static"), ("qmix", "mpe/simple_spread"), ("mappo", "mpe/simple_spread")]
 
 
-def trained(preset: str, task: str, seeds: tuple[int, ...] = (0, 1)) -> tuple[RunState, Any]:
+def trained(preset: str, task: str = "", seeds: tuple[int, ...] = (0, 1)) -> tuple[RunState, Any]:
     # One program serves all seeds: they are in the state, not in the code.
     chunk = chunk_of(small_config(preset, task, (0, 1)), ITERATIONS)
     return chunk(init_of(small_config(preset, task, seeds)))
@@ -53,10 +63,10 @@ def test_trains_and_all_metrics_are_finite(preset: str, task: str) -> None:
 
 @presets
 def test_is_deterministic_in_its_seed_and_members_do_not_mix(preset: str) -> None:
-    state, report = trained(preset, "matrix/climbing")
-    again, report_again = trained(preset, "matrix/climbing")
+    state, report = trained(preset)
+    again, report_again = trained(preset)
     assert_same((state, report), (again, report_again))
-    swapped, _ = trained(preset, "matrix/climbing", (1, 0))
+    swapped, _ = trained(preset, seeds=(1, 0))
     assert_same(state.members, jax.tree.map(lambda x: x[::-1], swapped.members))
     one, two = (jax.tree.map(lambda x, i=i: x[i], state.members.algo) for i in (0, 1))
     assert differs(one, two)
@@ -64,8 +74,8 @@ def test_is_deterministic_in_its_seed_and_members_do_not_mix(preset: str) -> Non
 
 @pytest.mark.parametrize("preset", ["qmix", "mappo"])
 def test_two_chunks_equal_one_of_twice_the_length(preset: str) -> None:
-    config = small_config(preset, "matrix/climbing", (0, 1))
-    state, first = trained(preset, "matrix/climbing")
+    config = small_config(preset, seeds=(0, 1))
+    state, first = trained(preset)
     state, second = chunk_of(config, ITERATIONS)(state)
     longer, report = chunk_of(config, 2 * ITERATIONS)(init_of(config))
     assert_close(state, longer, 1e-4)
@@ -76,7 +86,7 @@ def test_two_chunks_equal_one_of_twice_the_length(preset: str) -> None:
 @presets
 def test_the_state_holds_arrays_of_fixed_types_only(preset: str) -> None:
     """Else the second chunk would compile another program, or a checkpoint would not fit."""
-    config = small_config(preset, "matrix/climbing", (0, 1))
+    config = small_config(preset, seeds=(0, 1))
     before = jax.eval_shape(Program(config).init)
     after, _ = jax.eval_shape(lambda s: Program(config).chunk(s, 1), before)
     after_evaluation, _ = jax.eval_shape(Program(config).evaluate, before)
@@ -89,9 +99,9 @@ def test_the_state_holds_arrays_of_fixed_types_only(preset: str) -> None:
 
 @presets
 def test_goes_on_bit_for_bit_from_a_checkpoint(preset: str, tmp_path: Path) -> None:
-    config = small_config(preset, "matrix/climbing", (0, 1))
+    config = small_config(preset, seeds=(0, 1))
     chunk = chunk_of(config, ITERATIONS)
-    state, _ = trained(preset, "matrix/climbing")
+    state, _ = trained(preset)
     checkpoint.save(tmp_path, state, chunk=1, steps=[1, 1], score=0.0, keep=1)
     found = checkpoint.load(tmp_path, jax.eval_shape(Program(config).init))
     assert found is not None
@@ -101,7 +111,7 @@ def test_goes_on_bit_for_bit_from_a_checkpoint(preset: str, tmp_path: Path) -> N
 
 @presets
 def test_the_state_is_donated_whole(preset: str) -> None:
-    config = small_config(preset, "matrix/climbing", (0, 1))
+    config = small_config(preset, seeds=(0, 1))
     state = jax.tree.map(lambda x: x.copy(), init_of(config))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a buffer that cannot be used again is warned of
@@ -112,9 +122,9 @@ def test_the_state_is_donated_whole(preset: str) -> None:
 
 @presets
 def test_evaluation_uses_what_the_update_returned(preset: str) -> None:
-    config = small_config(preset, "matrix/climbing", (0, 1))
+    config = small_config(preset, seeds=(0, 1))
     program = Program(config)
-    state, _ = trained(preset, "matrix/climbing")
+    state, _ = trained(preset)
     evaluated, episodes = hasty_jit(program.evaluate)(state)
     policies = hasty_jit(program.policies)(evaluated)
     # Nothing was evaluated before: the newest policy is the best so far, and it is the one that will act.

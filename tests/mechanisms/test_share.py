@@ -84,7 +84,7 @@ def test_the_window_holds_the_last_real_errors(window: int) -> None:
     rng = np.random.default_rng(1)
     share, spec = Share("quantile", window=window), spec_of(2)
     recent, expected = share.init(spec, KEY), [[], []]
-    remember = jax.jit(lambda r, e, l: share.remember(r, spec, Experience(e, e, e, e, l), batch_of(spec, 4, 3)))
+    remember = jax.jit(lambda r, e, m: share.remember(r, spec, Experience(e, e, e, e, m), batch_of(spec, 4, 3)))
     for _ in range(9):
         error, lived = rng.normal(size=(4, 3, 2)), rng.random((4, 3, 2)) < 0.6
         recent = remember(recent, jnp.asarray(error, jnp.float32), jnp.asarray(lived))
