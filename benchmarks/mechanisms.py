@@ -32,7 +32,7 @@ from rookery.training.rollout import collect, open_worlds
 
 STEPS = 32
 CLOCK = Clock(jnp.int32(3), jnp.uint32(30_000), jnp.float32(100_000))
-GRU, TRANSFORMER = Net("gru", width=32, layers=1), Net("transformer", width=32, layers=2)
+GRU, TRANSFORMER = Net("gru", width=32, layers=1), PRESETS["differ_transformer"].net
 
 
 def sides() -> dict[str, tuple[Q, str]]:

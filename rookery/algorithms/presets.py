@@ -73,7 +73,7 @@ PRESETS["qmix_jaxmarl"] = Q(
 _differ = Credit("differ", mixer_optimiser=_iql.optimiser)
 PRESETS["differ_vdn"] = replace(PRESETS["vdn"], credit=_differ)
 PRESETS["differ_qmix"] = replace(PRESETS["qmix"], credit=_differ)
-PRESETS["differ_transformer"] = replace(PRESETS["differ_qmix"], net=Net("transformer", width=32, layers=2))
+PRESETS["differ_transformer"] = replace(PRESETS["differ_qmix"], net=Net("transformer", width=32, layers=1))
 # Sharing. SUPER (Gerstgrasser et al. 2023) is independent DQN with prioritised replay; INSPIRE shares on DIFFER.
 _super = Share("quantile", bandwidth=0.1, window=1500)
 PRESETS["super_dqn"] = replace(

@@ -22,10 +22,11 @@ from rookery.mechanisms.credit import Credit, Keys
 from rookery.mechanisms.share import Borrowed, Recent, Share
 from rookery.memory import replay
 from rookery.memory.replay import Draw, Replay
-from rookery.memory.sequences import Memory, Sequence, by_env, example, previous_actions, time_major
+from rookery.memory.sequences import Memory, Sequence, by_env, by_partner, example, previous_actions, time_major
 from rookery.nets.agent import Net, Params
 from rookery.nets.mixers import Mixer, MixerParams
 from rookery.nets.optimiser import Optimiser, Schedule
+from rookery.nets.transformer import Heard
 from rookery.ops import explore, returns, td
 
 
@@ -116,7 +117,8 @@ class Q:
         self.net.check()
         self.credit.check(self.mixer.kind)
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
-        self.share.check(spec, individual=individual, alike=self.net.weights == "shared" and not self.agent_id)
+        alike = self.net.weights == "shared" and not self.agent_id
+        self.share.check(spec, individual=individual, alike=alike, tokens=self.net.kind == "transformer")
 
     def segment(self, spec: Spec) -> int:
         """One carry per sequence."""
@@ -170,8 +172,11 @@ class Q:
         self, spec: Spec, params: Params, hidden: Array, step: Step, previous: Int[Array, "time b agent"]
     ) -> tuple[Array, Float[Array, "time b agent action"]]:
         """Values of all actions over a sequence; `previous` is the action before each row, -1 at its start."""
-        x = own_view(spec, step, agent_id=self._id(spec), last_action=previous if self.last_action else None)
+        x = self._view(spec, step, previous)
         return self.net.unroll(params, hidden, x, step.first, spec.entities)
+
+    def _view(self, spec: Spec, step: Step, previous: Array) -> Array:
+        return own_view(spec, step, agent_id=self._id(spec), last_action=previous if self.last_action else None)
 
     # -- learning -----------------------------------------------------------------------------------------------
     def update(self, spec: Spec, state: QState, rollout: Rollout, clock: Clock, key: Array) -> tuple[QState, Metrics]:
@@ -240,6 +245,15 @@ class Q:
         v_t = td.next_values(q_target, q, batch.step.legal, double=self.double)[1:]
         return td.take(q[:-1], batch.action), v_t
 
+    def _hear(self, spec: Spec, params: Params, batch: Sequence, senders: Array, present: Array) -> Array:
+        """Agents' values of the actions taken, with a look at what these senders make of the same moments."""
+        x, hidden, first = self._view(spec, batch.step, previous_actions(batch)), batch.memory.hidden, batch.step.first
+        tokens = jax.lax.stop_gradient(self.net.tokens(params, hidden, x, first, spec.entities))
+        present = jnp.concatenate([present, jnp.zeros_like(present[:1])])  # nothing is done at the last row
+        heard = Heard(*(jnp.swapaxes(y, 2, 3) for y in (by_partner(tokens, senders), present)))
+        _, q = self.net.unroll(params, hidden, x, first, spec.entities, heard)
+        return td.take(q[:-1], batch.action)
+
     def _loss(
         self, spec: Spec, online: Weights, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
     ) -> tuple[Array, tuple[Found, Metrics]]:
@@ -266,15 +280,15 @@ class Q:
         own = Mean.of(draw.weigh(squares), mine.lived)
         metrics |= {**about, "own_loss": own}
         if now.recent is not None:
-            read = partial(self._read, spec, online, now.target)
+            read, hear = partial(self._read, spec, online, now.target), partial(self._hear, spec, online.agent, batch)
             # Rewards that `credit` assigns are those of one-step targets.
             aim = partial(_backup, lam=self.td_lambda if self.credit.kind == "none" else 0.0)
-            error, recent, borrowed, about = self.share.learn(
-                spec, now.recent, batch, mine, read, aim, key, fresh=self.net.weights == "per_agent"
+            error, accepted, recent, borrowed, about = self.share.learn(
+                spec, now.recent, batch, mine, read, hear, aim, key, fresh=self.net.weights == "per_agent"
             )
-            taken = Mean.of(draw.weigh(error**2), borrowed.accepted)
+            taken = Mean.of(draw.weigh(error**2), accepted)
             own = Mean(own.total + taken.total, own.weight + taken.weight)
-            found, metrics = Found(found.sizes, recent, share.probe(borrowed)), metrics | about
+            found, metrics = Found(found.sizes, recent, borrowed and share.probe(borrowed)), metrics | about
         # Without a mixer the team's loss is the agents' own.
         return own.value + (0.0 if self.credit.kind == "none" else squared.value), (found, metrics)
 

@@ -58,6 +58,11 @@ class Share:
     schedule: Literal["constant", "entropy", "mutual_information"] = "constant"
     """How much is offered: `bandwidth`; or between `floor` and `ceiling`, the more the more even the |TD errors| are,
     or the less agents' observations tell about each other's."""
+    form: Literal["transitions", "embeddings"] = "transitions"
+    """In what form: transitions, which receivers learn from as from their own; or (transformers) what the sender makes
+    of them, a token that the receiver looks at while it learns from its own, and does without when it acts."""
+    drop: float = 0.5
+    """embeddings: share of the tokens that is left out at random."""
     bandwidth: float = 0.1
     """Share of its transitions that an agent offers."""
     floor: float = 0.02
@@ -76,8 +81,9 @@ class Share:
     """range and role: with nobody in reach, read nobody or the nearest one."""
 
     # -- what it needs ------------------------------------------------------------------------------------------
-    def check(self, spec: Spec, *, individual: bool, alike: bool) -> None:
-        """Refuse what cannot be shared; `individual`: agents have TD errors of their own, `alike`: the same network."""
+    def check(self, spec: Spec, *, individual: bool, alike: bool, tokens: bool) -> None:
+        """Refuse what cannot be shared; `individual`: agents have TD errors of their own, `alike`: the same network,
+        `tokens`: a network that can look at others' tokens."""
         if self.select == "none":
             return
         if not individual:
@@ -86,7 +92,9 @@ class Share:
             )
         if spec.n_agents < 2:
             raise ConfigError(f"algo.share.select '{self.select}' needs at least two agents; {spec.name} has one.")
-        if alike:
+        if self.form == "embeddings":
+            self._check_embeddings(tokens)
+        elif alike:
             raise ConfigError(
                 "algo.share: with shared weights and no agent id, receivers are their senders. Use --algo.agent-id or "
                 "--algo.net.weights per_agent."
@@ -108,6 +116,17 @@ class Share:
                 f"{self.window}, {self.radius}."
             )
 
+    def _check_embeddings(self, tokens: bool) -> None:
+        if not tokens:
+            raise ConfigError("algo.share.form 'embeddings' needs transformer agents: --algo.net.kind transformer.")
+        if self.judged:
+            raise ConfigError(
+                "algo.share.form 'embeddings' brings no transition whose use could be seen afterwards, so neither "
+                "select 'learned' nor partners 'attention' can learn. Use --algo.share.form transitions."
+            )
+        if not 0 <= self.drop < 1:
+            raise ConfigError(f"algo.share.drop is a share from 0 to below 1; got {self.drop}.")
+
     def _check_layout(self, spec: Spec) -> None:
         """An observation means nothing to an agent of another kind."""
         for sizes in (spec.obs_sizes, spec.action_sizes):
@@ -124,16 +143,20 @@ class Share:
         same = np.ones((spec.n_agents,) * 2, bool) if self.partners == "everyone" else teams[:, None] == teams
         return same & ~np.eye(spec.n_agents, dtype=bool)
 
+    @property
+    def judged(self) -> bool:
+        """Whether it is learnt what helps."""
+        return self.select == "learned" or self.partners == "attention"
+
     def init(self, spec: Spec, key: Array) -> Recent:
         """Nothing seen yet."""
         n = spec.n_agents
-        judged = self.select == "learned" or self.partners == "attention"
         features = spec.obs_size + spec.action.width
         return Recent(
             jnp.zeros((n, self.window)),
             jnp.zeros(n, jnp.int32),
             jnp.zeros((n, features)),
-            Judge.init(key, spec.obs_size) if judged else None,
+            Judge.init(key, spec.obs_size) if self.judged else None,
         )
 
     # -- what is offered ----------------------------------------------------------------------------------------
@@ -269,16 +292,17 @@ class Share:
         batch: Sequence,
         own: Experience,
         read: Callable[[Sequence], tuple[Array, Array]],
+        hear: Callable[[Array, Array], Array],
         aim: Callable[[Array, Array, Array, Array], Array],
         key: Keys,
         *,
         fresh: bool,
-    ) -> tuple[Float[Array, "time column agent"], Recent, Borrowed, Metrics]:
-        """Receivers' TD errors on what they borrowed, with what to remember of it.
+    ) -> tuple[Float[Array, "time column agent"], Bool[Array, "time column agent"], Recent, Borrowed | None, Metrics]:
+        """Receivers' TD errors on what is shared, which of them they learn from, and what to remember of it.
 
-        `read` gives taken and next values of a sequence by the receivers' weights; `aim` the target from rewards,
-        discounts, next values and `last`. `fresh`: receivers begin with an empty memory, because the senders' was made
-        by another network.
+        `read` gives taken and next values of a sequence by the receivers' weights; `hear` their values of their own
+        actions with tokens of these senders, where present; `aim` the target from rewards, discounts, next values and
+        `last`. `fresh`: receivers begin with an empty memory, because the senders' was made by another network.
         """
         recent = self.remember(recent, spec, own, batch)
         obs = batch.step.obs[:-1].reshape(*own.error.shape, -1).astype(jnp.float32)
@@ -290,12 +314,18 @@ class Share:
         offered = self.offer(key("offer"), recent, own, rate, features)
         senders, allowed, metrics = self.reach(key("partners"), spec, recent, batch, offered)
         of_senders = lambda x: columns(x, senders)  # noqa: E731
-        sequence = borrow(batch, senders, fresh=fresh)
-        q, v = read(sequence)
-        goal = aim(of_senders(own.reward), of_senders(own.discount), v, sequence.step.last)
-        error = q - jax.lax.stop_gradient(goal)
+        open_to = of_senders(offered) & allowed.reshape(*allowed.shape[:1], -1, spec.n_agents)
+        sequence, clues, goal = None, None, own.q - own.error
+        if self.form == "embeddings":
+            kept = jax.random.bernoulli(key("drop"), 1.0 - self.drop, allowed.shape)
+            present = open_to.reshape(allowed.shape) & kept
+            q, open_to = hear(senders, present), jnp.any(present, axis=2) & own.lived
+        else:
+            sequence = borrow(batch, senders, fresh=fresh)
+            q, v = read(sequence)
+            goal = jax.lax.stop_gradient(aim(of_senders(own.reward), of_senders(own.discount), v, sequence.step.last))
+        error = q - goal
         before = jax.lax.stop_gradient(jnp.abs(error))
-        open_to = of_senders(offered) & allowed.reshape(before.shape)
         accepted = open_to & self.accepts(recent, before)
         taken = jnp.sum(accepted, axis=(0, 1)).astype(jnp.float32)
         metrics |= {
@@ -306,11 +336,12 @@ class Share:
             "share_acceptance": Mean.of(accepted, open_to),
             **{f"share_accepted/{name}": Mean.of(taken[i]) for i, name in enumerate(spec.agents)},
         }
-        clues = None
+        if sequence is None:
+            return error, accepted, recent, None, metrics | {"share_error": Mean.of(before, accepted)}
         if recent.judge is not None:
             seen = _mean_obs(batch)
             clues = Clues(of_senders(features), jnp.repeat(seen, senders.shape[1], axis=0), of_senders(seen[None])[0])
-        return error, recent, Borrowed(sequence, goal, accepted, before, clues), metrics
+        return error, accepted, recent, Borrowed(sequence, goal, accepted, before, clues), metrics
 
     def look_back(
         self, recent: Recent, borrowed: Borrowed, q: Float[Array, "time column agent"], progress: Float[Array, ""]

@@ -84,8 +84,12 @@ def borrow(batch: Sequence, senders: Int[Array, "batch partner agent"], *, fresh
     return Sequence(step, own(batch.action), team(batch.filled), memory)
 
 
+def by_partner(x: Array, senders: Int[Array, "batch partner agent"]) -> Array:
+    """Each receiver's senders' entries of [time, batch, agent, ...]: [time, batch, partner, receiver, ...]."""
+    return x[:, jnp.arange(senders.shape[0])[:, None, None], senders]
+
+
 def columns(x: Array, senders: Int[Array, "batch partner agent"]) -> Array:
-    """Each receiver's senders' entries of [time, batch, agent, ...]: [time, batch * partner, receiver, ...]."""
+    """The same with every partner a batch entry of its own: [time, batch * partner, receiver, ...]."""
     batch, k, n = senders.shape
-    found = x[:, jnp.arange(batch)[:, None, None], senders]
-    return found.reshape(x.shape[0], batch * k, n, *x.shape[3:])
+    return by_partner(x, senders).reshape(x.shape[0], batch * k, n, *x.shape[3:])

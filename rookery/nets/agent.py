@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -102,37 +103,74 @@ class Net:
         x: Float[Array, "time b agent n_in"],
         first: Bool[Array, "time b"],
         entities: tuple[Entities, ...] = (),
+        heard: transformer.Heard | None = None,
     ) -> tuple[Float[Array, "b agent h"], Float[Array, "time b agent n_out"]]:
-        """Read a sequence; the carry is zeroed before every row that opens an episode."""
+        """Read a sequence; the carry is zeroed before every row that opens an episode.
+
+        A transformer also looks at the tokens that its agents heard of others.
+        """
+        return self._over_agents(partial(self._unroll, entities=entities), params, carry, x, first, heard)
+
+    def tokens(
+        self,
+        params: Params,
+        carry: Float[Array, "b agent h"],
+        x: Float[Array, "time b agent n_in"],
+        first: Bool[Array, "time b"],
+        entities: tuple[Entities, ...],
+    ) -> Float[Array, "time b agent width"]:
+        """What the core makes of a sequence: the recurrent tokens of a transformer."""
+        return self._over_agents(partial(self._core, entities=entities), params, carry, x, first, None)[1]
+
+    def _over_agents(
+        self,
+        read: Callable[..., tuple[Array, Array]],
+        params: Params,
+        carry: Array,
+        x: Array,
+        first: Array,
+        heard: transformer.Heard | None,
+    ) -> tuple[Array, Array]:
+        """Read each agent's sequence with the weights that are its own."""
         reset = jnp.broadcast_to(first[..., None], x.shape[:-1])
         if self.weights == "per_agent":
-            read = jax.vmap(partial(self._unroll, entities=entities), in_axes=(0, 1, 2, 2), out_axes=(1, 2))
-            return read(params, carry, x, reset)
+            return jax.vmap(read, in_axes=(0, 1, 2, 2, 2), out_axes=(1, 2))(params, carry, x, reset, heard)
         # Agents are one more batch axis: one matmul for all of them.
         time, batch, agents, _ = x.shape
-        carry, y = self._unroll(
-            params,
-            carry.reshape(batch * agents, self.hidden),
-            x.reshape(time, batch * agents, -1),
-            reset.reshape(time, batch * agents),
-            entities,
-        )
+        flat = lambda y: y.reshape(time, batch * agents, *y.shape[3:])  # noqa: E731
+        carry = carry.reshape(batch * agents, self.hidden)
+        carry, y = read(params, carry, flat(x), flat(reset), jax.tree.map(flat, heard))
         return carry.reshape(batch, agents, self.hidden), y.reshape(time, batch, agents, -1)
 
     def _unroll(
-        self, p: Params, carry: Array, x: Array, reset: Array, entities: tuple[Entities, ...]
+        self,
+        p: Params,
+        carry: Array,
+        x: Array,
+        reset: Array,
+        heard: transformer.Heard | None,
+        entities: tuple[Entities, ...],
     ) -> tuple[Array, Array]:
-        act = ACTIVATIONS[self.activation]
+        carry, x = self._core(p, carry, x, reset, heard, entities)
+        for layer in p.after:
+            x = ACTIVATIONS[self.activation](layer(x))
+        return carry, p.head(x)
+
+    def _core(
+        self,
+        p: Params,
+        carry: Array,
+        x: Array,
+        reset: Array,
+        heard: transformer.Heard | None,
+        entities: tuple[Entities, ...],
+    ) -> tuple[Array, Array]:
         if p.norm_in is not None:
             x = p.norm_in(x)
         for i, layer in enumerate(p.before):
-            x = act(layer(x))
+            x = ACTIVATIONS[self.activation](layer(x))
             x = p.norms[i](x) if p.norms else x
         if isinstance(p.core, transformer.Transformer):
             kinds = transformer.columns(entities, x.shape[-1])
-            carry, x = transformer.unroll(p.core, carry, x, reset, kinds, self.heads)
-        elif p.core is not None:
-            carry, x = recurrent.unroll(p.core, carry, x, reset)
-        for layer in p.after:
-            x = act(layer(x))
-        return carry, p.head(x)
+            return transformer.unroll(p.core, carry, x, reset, kinds, self.heads, heard)
+        return (carry, x) if p.core is None else recurrent.unroll(p.core, carry, x, reset)

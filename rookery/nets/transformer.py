@@ -33,6 +33,13 @@ class Transformer(eqx.Module):
     norm: Norm
 
 
+class Heard(eqx.Module):
+    """Tokens of other agents that are looked at beside one's own."""
+
+    tokens: Float[Array, "time *b heard width"]
+    present: Bool[Array, "time *b heard"]
+
+
 def columns(entities: tuple[Entities, ...], n_in: int) -> tuple[np.ndarray, ...]:
     """Which inputs each token reads, [count, size] per kind. What is no entity's joins `self`, or is a last token."""
     blocks = [(e.name, e.start + np.arange(e.count * e.size).reshape(e.count, e.size)) for e in entities if e.count]
@@ -75,35 +82,46 @@ def unroll(
     reset: Bool[Array, "time b"],
     kinds: tuple[np.ndarray, ...],
     heads: int,
+    heard: Heard | None = None,
 ) -> tuple[Float[Array, "b width"], Float[Array, "time b width"]]:
     """Final recurrent token and all of them; `reset` zeroes it before its row is read."""
 
     # Keeping what attention computes of every row costs more than computing it twice: it does not fit into the cache.
     @jax.checkpoint
-    def step(h: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        x_t, reset_t = now
+    def step(h: Array, now: tuple[Array, Array, Heard | None]) -> tuple[Array, Array]:
+        x_t, reset_t, heard_t = now
         own = jnp.where(reset_t[:, None], 0.0, h) + p.memory
         seen = [embed(x_t[:, index]) for embed, index in zip(p.embed, kinds, strict=True)]
         y = jnp.concatenate([own[:, None], *seen], axis=1)
+        there = None
+        if heard_t is not None:
+            there = jnp.concatenate([jnp.ones(y.shape[:2], bool), heard_t.present], axis=1)
+            y = jnp.concatenate([y, heard_t.tokens], axis=1)
         for block in p.blocks[:-1]:
-            y = _attend(block, y, y, heads)
+            y = _attend(block, y, y, heads, there)
         # Of the last layer only the recurrent token is read.
-        h = p.norm(_attend(p.blocks[-1], y[:, :1], y, heads)[:, 0])
+        h = p.norm(_attend(p.blocks[-1], y[:, :1], y, heads, there)[:, 0])
         return h, h
 
-    return jax.lax.scan(step, h, (x, reset))
+    return jax.lax.scan(step, h, (x, reset, heard))
 
 
 def _attend(
-    p: Block, x: Float[Array, "b query width"], y: Float[Array, "b token width"], heads: int
+    p: Block,
+    x: Float[Array, "b query width"],
+    y: Float[Array, "b token width"],
+    heads: int,
+    there: Bool[Array, "b token"] | None,
 ) -> Float[Array, "b query width"]:
-    """Tokens `x` look at tokens `y`."""
+    """Tokens `x` look at those of the tokens `y` that are there."""
     n, seen = p.norm_attention(x), p.norm_attention(y)
     q = p.query(n).reshape(*x.shape[:2], heads, -1)
     # A key is looked at by few tokens (in the last layer by one), so q @ (key @ seen) is taken as (q @ key) @ seen, and
     # likewise for values.
     key, value = (w.reshape(-1, heads, w.shape[1] // heads) for w in (p.key, p.value))
     scores = jnp.einsum("bqhw,bkw->bqhk", jnp.einsum("bqhd,whd->bqhw", q, key), seen)
+    if there is not None:
+        scores = jnp.where(there[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores / q.shape[-1] ** 0.5)
     looked = jnp.einsum("bqhw,whd->bqhd", jnp.einsum("bqhk,bkw->bqhw", weights, seen), value).reshape(x.shape)
     x = x + p.out(looked)

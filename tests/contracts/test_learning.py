@@ -159,7 +159,10 @@ def _tables(algo: Q, weights: Any) -> tuple[np.ndarray, np.ndarray]:
 MAZE = Maze(height=4, width=4, obstacles=2, limit=12, observation="onehot", goal_reward=1.0, step_reward=-0.02)
 
 
-@pytest.mark.parametrize(("preset", "steps"), [("dqn", 100_000), ("iql", 100_000), ("a2c", 60_000), ("ippo", 60_000)])
+@pytest.mark.parametrize(
+    ("preset", "steps"),
+    [("dqn", 100_000), ("iql", 100_000), ("differ_transformer", 50_000), ("a2c", 60_000), ("ippo", 60_000)],
+)
 def test_a_small_maze_is_solved(preset: str, steps: int) -> None:
     chance, _, _ = random_score(MAZE, 512, jax.random.PRNGKey(0))
     assert chance < 0.25
@@ -170,7 +173,18 @@ def test_a_small_maze_is_solved(preset: str, steps: int) -> None:
     assert learn(config)[1].tolist() == [1.0]
 
 
-@pytest.mark.parametrize(("preset", "steps"), [("mappo", 150_000), ("qmix", 250_000)])
+@pytest.mark.parametrize(
+    ("preset", "steps"),
+    [
+        ("mappo", 150_000),
+        ("qmix", 250_000),
+        ("differ_vdn", 120_000),
+        ("differ_qmix", 120_000),
+        ("super_dqn", 120_000),
+        ("super_qmix", 120_000),
+        ("inspire_qmix", 120_000),
+    ],
+)
 def test_simple_spread_is_learnt(preset: str, steps: int) -> None:
     facts, name = FACTS["mpe/simple_spread"], "mpe/simple_spread"
     config = RunConfig(preset, name, PRESETS[preset], TASKS[name], steps, evaluation=Evaluation(episodes=128))

@@ -408,6 +408,35 @@ def test_what_is_learnt_from_others_helps_with_it() -> None:
     assert differs(after.online, plain.online)
 
 
+def test_tokens_of_senders_are_heard_where_they_are_present() -> None:
+    algo = Q(mixer=Mixer("none"), net=Net("transformer", width=8, layers=2, heads=2), last_action=False)
+    batch, senders = batch_of(SPEC, hidden=8), jnp.array([[[1, 2, 0]], [[2, 0, 1]]])
+    online = algo.init(SPEC, KEY).learner.online
+    params, (alone, _) = online.agent, algo._read(SPEC, online, online, batch)
+    nobody = jnp.zeros((5, 2, 1, 3), bool)
+    np.testing.assert_allclose(algo._hear(SPEC, params, batch, senders, nobody), alone, atol=1e-5)
+    # One token, to agent 1 of the first sequence in its third row: it is remembered from then on, by nobody else.
+    heard = algo._hear(SPEC, params, batch, senders, nobody.at[2, 0, 0, 1].set(True))
+    moved = np.abs(np.asarray(heard - alone)) > 1e-5
+    assert moved[2, 0, 1] and not moved[:2].any() and not moved[:, 1].any() and not moved[:, 0, [0, 2]].any()
+
+
+def test_a_token_is_the_senders_and_takes_no_gradient_back() -> None:
+    algo = Q(mixer=Mixer("none"), net=Net("transformer", width=8, layers=1, heads=2, weights="per_agent"))
+    batch, senders = batch_of(SPEC, hidden=8), jnp.array([[[1, 2, 0]], [[1, 2, 0]]])
+    params, present = algo.init(SPEC, KEY).learner.online.agent, jnp.ones((5, 2, 1, 3), bool)
+
+    def receiver(params: Any) -> jax.Array:
+        return jnp.sum(algo._hear(SPEC, params, batch, senders, present)[..., 0] ** 2)
+
+    def other_sender(params: Any) -> jax.Array:
+        return receiver(jax.tree.map(lambda w: w.at[1].multiply(1.5), params))
+
+    grads = jax.grad(receiver)(params)
+    assert all(not np.asarray(g[1:]).any() for g in jax.tree.leaves(grads))
+    assert float(receiver(params)) != pytest.approx(float(other_sender(params)), rel=1e-6)
+
+
 # --- what is refused
 
 
@@ -423,6 +452,9 @@ def test_what_is_learnt_from_others_helps_with_it() -> None:
         ({"share": Share("quantile", bandwidth=0.0)}, SPEC, "bandwidth"),
         ({"share": Share("all", schedule="entropy", floor=0.3, ceiling=0.2)}, SPEC, "floor"),
         ({"share": Share("all", max_partners=0)}, SPEC, "max_partners"),
+        ({"share": Share("all", form="embeddings")}, SPEC, "needs transformer agents"),
+        ({"share": Share("learned", form="embeddings"), "net": Net("transformer")}, SPEC, "select 'learned'"),
+        ({"share": Share("all", form="embeddings", drop=1.0), "net": Net("transformer")}, SPEC, "drop"),
     ],
 )
 def test_refusals(change: dict[str, Any], spec: Spec, message: str) -> None:
