@@ -38,7 +38,7 @@ format: $(STAMP)  ## put the code into the style that `make lint` wants
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-quickstart: $(STAMP)  ## train three algorithms on one task, four seeds each, compare them and write a report
+quickstart: $(STAMP)  ## train four algorithms on one task, four seeds each, compare them and write a report
 	$(BIN)/rookery study run studies/quickstart.toml --out runs --report
 	@echo "Next: $(BIN)/rookery train mappo --task smax/3m --steps 4e5 --seeds 5, or $(BIN)/rookery tasks"
 
