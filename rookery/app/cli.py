@@ -197,6 +197,9 @@ def train_command(argv: Sequence[str]) -> int:
     given, config = parse_train(argv)
     check(config)
     if given.dry_run:
+        from rookery.training.reads import refuse_unread
+
+        refuse_unread(config)
         print(json.dumps(configs.to_json(config), indent=2))
         return 0
     return _watched(

@@ -51,6 +51,7 @@ class StudyRun:
         load_registries()
         study = plan.load(self.file)
         entries = schedule.survey(study, self.out)
+        plan.refuse_unread(entry.planned for entry in entries if entry.state == "new")
         wanted = [e for e in entries if e.state != "complete" and (self.retry_failed or e.state != "failed")]
         limits = schedule.limits(self.jobs, len(wanted))
         print("\n".join(_plan_lines(study, entries)))

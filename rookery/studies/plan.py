@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
@@ -30,6 +30,7 @@ from typing import Any, Literal, TypeGuard
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.registry import PRESETS, TASKS, lookup
+from rookery.training import reads
 from rookery.training.check import check
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 from rookery.training.folder import RunFolder
@@ -128,6 +129,15 @@ def load(file: Path) -> Study:
     compare = configs.from_json(Compare, data.get("compare", {}), "compare")
     _check_compare(compare, planned)
     return Study(name, file, planned, groups, compare, _scales(data.get("scale", {}), tasks))
+
+
+def refuse_unread(runs: Iterable[Planned]) -> None:
+    """Raise `ConfigError` if a run sets a value that nothing reads."""
+    for run in runs:
+        try:
+            reads.refuse_unread(run.config)
+        except ConfigError as error:
+            raise ConfigError(f"{run.label} on {run.task}: {error}") from error
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from rookery.training.config import RunConfig
 from rookery.training.folder import RunFolder
 from rookery.training.loop import ChunkReport, Policies, Program, RunState, member_infos
 from rookery.training.progress import Progress, Silent
+from rookery.training.reads import refuse_unread
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def train(config: RunConfig, out: Path | str = "runs", progress: Progress | None
     """Train a config into its run folder: from the start, from its last checkpoint, or not at all if it is complete."""
     progress = progress or Silent()
     check(config)
+    if not RunFolder.locate(Path(out), to_json(config), config.preset, config.task_name).path.exists():
+        refuse_unread(config)
     folder = RunFolder.open_or_create(Path(out), to_json(config), config.preset, config.task_name)
     if folder.status().state == "complete":
         progress.message(f"{folder.path} is complete; nothing to do.")

@@ -214,3 +214,12 @@ def test_reports_and_digests_are_not_taken_for_runs(pair: list[str]) -> None:
     assert cli.main(["compare", *pair]) == 0
     assert (out / ".digest").exists()
     assert [run.path for run in find_runs(out)] == sorted(map(Path, pair))
+
+
+def test_a_value_that_nothing_reads_is_refused_before_anything_starts(
+    study_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = study_file('tasks = ["matrix/climbing"]\nalgorithms = ["qmix", { preset = "vdn", mixer.embed = 64 }]')
+    assert cli.main(["study", "run", str(file), "--out", str(tmp_path / "runs")]) == 2
+    assert "vdn mixer.embed=64 on matrix/climbing: algo.mixer.embed=64 has no effect" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
