@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -19,6 +19,7 @@ from rookery.core.config import format_value
 from rookery.core.errors import ConfigError
 
 StudyFile = tyro.conf.Positional[Path]
+_WORKER = ("-m", "rookery.app.worker")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,14 @@ class StudyRun:
     """Folder of the runs."""
     jobs: int = 0
     """Runs side by side; 0: one for each core, as far as memory allows."""
+    threads: int = 0
+    """Threads of each run; 0: this machine's cores divided among the runs, on a cluster 1."""
+    executor: Literal["process", "ray", "slurm"] = "process"
+    """Where runs are trained: here, on a Ray cluster, or by Slurm (extras; all machines must see OUT)."""
+    address: str = ""
+    """Of the Ray cluster; empty: RAY_ADDRESS, one that runs here, or a new one on this machine ("local": always)."""
+    slurm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """What submitit tells Slurm: timeout_min=240, slurm_partition=long, ...; cluster=local does without Slurm."""
     retry_failed: bool = False
     """Also train the runs that failed before."""
     dry_run: bool = False
@@ -46,32 +55,43 @@ class StudyRun:
         """Run the command."""
         from rookery.studies import plan, schedule
 
-        if self.jobs < 0:
-            raise ConfigError(f"--jobs must be at least 0, got {self.jobs}.")
+        for name, value in (("jobs", self.jobs), ("threads", self.threads)):
+            if value < 0:
+                raise ConfigError(f"--{name} must be at least 0, got {value}.")
         load_registries()
         study = plan.load(self.file)
         entries = schedule.survey(study, self.out)
         plan.refuse_unread(entry.planned for entry in entries if entry.state == "new")
         wanted = [e for e in entries if e.state != "complete" and (self.retry_failed or e.state != "failed")]
-        limits = schedule.limits(self.jobs, len(wanted))
         print("\n".join(_plan_lines(study, entries)))
-        print(_outlook(entries, wanted, limits, self.out))
-        if self.dry_run:
-            return 0
-        entries = self._run(study, limits) if wanted else entries
-        return _conclude(study, entries, self)
+        if wanted:
+            with closing(self._open_executor(len(wanted))) as executor:
+                print(f"{_counts(entries)}; {_outlook(wanted, executor, self.out)}")
+                if not self.dry_run:
+                    entries = self._run(study, executor)
+        else:
+            print(f"{_counts(entries)}; nothing to do.")
+        return 0 if self.dry_run else _conclude(study, entries, self)
 
-    def _run(self, study: Any, limits: Any) -> list[Any]:
+    def _open_executor(self, pending: int) -> Any:
+        """Where the runs will be trained."""
+        from rookery.studies import executors
+
+        if self.executor == "ray":
+            return executors.Ray(_WORKER, self.jobs, self.threads, pending, self.address)
+        if self.executor == "slurm":
+            options = parse_options(self.slurm, "--slurm")
+            return executors.Slurm(_WORKER, self.jobs, self.threads, pending, self.out, options)
+        return executors.processes(_WORKER, self.jobs, self.threads, pending)
+
+    def _run(self, study: Any, executor: Any) -> list[Any]:
         """Train, with a display."""
         from rookery.app.study_progress import watcher_for
         from rookery.studies import schedule
 
-        def command(folder: Path) -> list[str]:
-            return [sys.executable, "-m", "rookery.app.worker", str(folder), str(os.getpid())]
-
         watcher = watcher_for(quiet=self.quiet)
         try:
-            return schedule.run(study, self.out, command, limits, watcher, self.retry_failed)
+            return schedule.run(study, self.out, executor, watcher, self.retry_failed)
         except KeyboardInterrupt:
             watcher.close()
             print(f"stopped. Continue with: rookery study run {self.file} --out {self.out}", file=sys.stderr)
@@ -252,20 +272,31 @@ def _entry_row(entry: Any) -> Row:
     }
 
 
-def _outlook(entries: Sequence[Any], wanted: Sequence[Any], limits: Any, out: Path) -> str:
-    """How much is left, in runs and in time."""
+def _counts(entries: Sequence[Any]) -> str:
+    """How many runs stand where."""
+    counts = Counter(entry.state for entry in entries)
+    states = ("complete", "interrupted", "new", "failed", "running", "broken")
+    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
+
+
+def _outlook(wanted: Sequence[Any], executor: Any, out: Path) -> str:
+    """How what is left will be trained, and how long it should take."""
     from rookery.app.progress import time_left
     from rookery.studies import schedule
 
-    counts = Counter(entry.state for entry in entries)
-    states = ("complete", "interrupted", "new", "failed", "running", "broken")
-    text = ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
-    if not wanted:
-        return f"{text}; nothing to do."
-    seconds, unknown = schedule.estimate(wanted, out, limits.runs)
+    seconds, unknown = schedule.estimate(wanted, out, executor.slots)
     time = f"about {time_left(0, round(seconds), 1)} of training" if unknown < len(wanted) else "time unknown"
     left_out = f" (without {unknown} runs, of which nothing alike was timed yet)" if 0 < unknown < len(wanted) else ""
-    return f"{text}; {limits.runs} at a time with {limits.threads} threads each; {time}{left_out}, and compiling."
+    return f"{executor.slots} at a time with {executor.threads} threads each; {time}{left_out}, and compiling."
+
+
+def parse_options(given: Sequence[str], option: str) -> dict[str, int | str]:
+    """["timeout_min=240"] -> {"timeout_min": 240}."""
+    pairs = [text.partition("=") for text in given]
+    for name, sign, value in pairs:
+        if not (name and sign and value):
+            raise ConfigError(f"{option}: expected KEY=VALUE such as timeout_min=240, got '{name}{sign}{value}'.")
+    return {name: int(value) if value.isdigit() else value for name, _, value in pairs}
 
 
 def _conclude(study: Any, entries: Sequence[Any], given: StudyRun) -> int:
