@@ -13,13 +13,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rookery.app.options import NUMBERS, load_registries
+from rookery.app.options import NUMBERS, LogNames, load_registries, parse_log
 from rookery.app.text import Row, print_rows
 from rookery.core.config import format_value
 from rookery.core.errors import ConfigError
 
 StudyFile = tyro.conf.Positional[Path]
-_WORKER = ("-m", "rookery.app.worker")
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,8 @@ class StudyRun:
     """Where reports go: TO/<study>/report-<n>."""
     quiet: bool = False
     """Show no progress."""
+    log: LogNames = ""
+    """Logs for other programs, live in the runs' folders: tensorboard, wandb (extras; wandb is offline by default)."""
 
     def __call__(self) -> int:
         """Run the command."""
@@ -77,12 +78,13 @@ class StudyRun:
         """Where the runs will be trained."""
         from rookery.studies import executors
 
+        program = ("-m", "rookery.app.worker", *parse_log(self.log))
         if self.executor == "ray":
-            return executors.Ray(_WORKER, self.jobs, self.threads, pending, self.address)
+            return executors.Ray(program, self.jobs, self.threads, pending, self.address)
         if self.executor == "slurm":
             options = parse_options(self.slurm, "--slurm")
-            return executors.Slurm(_WORKER, self.jobs, self.threads, pending, self.out, options)
-        return executors.processes(_WORKER, self.jobs, self.threads, pending)
+            return executors.Slurm(program, self.jobs, self.threads, pending, self.out, options)
+        return executors.processes(program, self.jobs, self.threads, pending)
 
     def _run(self, study: Any, executor: Any) -> list[Any]:
         """Train, with a display."""

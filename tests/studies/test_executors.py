@@ -34,7 +34,8 @@ import json, os, sys, time
 from pathlib import Path
 from rookery.training.folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
-action = json.loads((folder.path.parent.parent / "actions.json").read_text()).get(folder.name.split("__")[0], "complete")
+actions = json.loads((folder.path.parent.parent / "actions.json").read_text())
+action = actions.get(folder.name.split("__")[0], "complete")
 with folder.lock():
     folder.set_status("running", threads=os.environ["NPROC"])
     if action == "sleep":
@@ -108,7 +109,9 @@ def await_free(folders: Sequence[RunFolder]) -> None:
 
 def test_a_study_on_ray_survives_a_kill_bit_for_bit(study_file: Write, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    file, out = study_file(TINY.replace("[[0], [1]]", "[[0]]")), tmp_path / "runs"
+    # Ray takes seconds to notice that the study is gone; the run must not be complete by then.
+    text = TINY.replace("[[0], [1]]", "[[0]]").replace("100_000", "1_000_000")
+    file, out = study_file(text), tmp_path / "runs"
     (run,) = plan.load(file).runs
     options = ("--executor", "ray", "--address", "local")
     killed = begin(file, out, *options)

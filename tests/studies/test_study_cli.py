@@ -73,12 +73,13 @@ def test_a_study_survives_ctrl_c_and_kill(study_file: Write, tmp_path: Path) -> 
         time.sleep(0.1)
     assert second.status().state == "interrupted"
 
-    last = begin(file, out, "--report", "--to", str(tmp_path / "reports"))
+    last = begin(file, out, "--report", "--to", str(tmp_path / "reports"), "--log", "tensorboard")
     text, _ = last.communicate(timeout=200)
     assert last.returncode == 0, text
     assert "1 complete, 1 interrupted" in text
     assert "Only 2 seeds" in text
     assert (tmp_path / "reports" / "study" / "report-1" / "index.html").exists()
+    assert list((second.path / "tensorboard" / "seed_1").glob("events.out.tfevents.*"))
     for folder in (first, second):
         assert folder.metrics()["chunk"].is_sorted()
         assert folder.status().state == "complete"
