@@ -39,6 +39,8 @@ class StudyRun:
     """Of the Ray cluster; empty: RAY_ADDRESS, one that runs here, or a new one on this machine ("local": always)."""
     slurm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """What submitit tells Slurm: timeout_min=240, slurm_partition=long, ...; cluster=local does without Slurm."""
+    measure: bool = False
+    """First time new groups of seeds, together and apart, and train each the faster way from then on."""
     retry_failed: bool = False
     """Also train the runs that failed before."""
     dry_run: bool = False
@@ -55,16 +57,20 @@ class StudyRun:
     def __call__(self) -> int:
         """Run the command."""
         from rookery.studies import plan, schedule
+        from rookery.studies.layout import laid_out
 
         for name, value in (("jobs", self.jobs), ("threads", self.threads)):
             if value < 0:
                 raise ConfigError(f"--{name} must be at least 0, got {value}.")
         load_registries()
-        study = plan.load(self.file)
+        planned = plan.load(self.file)
+        if self.measure and not self.dry_run:
+            _measure(planned, self.out)
+        study = laid_out(planned, self.out)
         entries = schedule.survey(study, self.out)
         plan.refuse_unread(entry.planned for entry in entries if entry.state == "new")
         wanted = [e for e in entries if e.state != "complete" and (self.retry_failed or e.state != "failed")]
-        print("\n".join(_plan_lines(study, entries)))
+        print("\n".join([*_plan_lines(study, entries), *_layout_lines(planned, self.out)]))
         if wanted:
             with closing(self._open_executor(len(wanted))) as executor:
                 print(f"{_counts(entries)}; {_outlook(wanted, executor, self.out)}")
@@ -116,9 +122,10 @@ class StudyStatus:
     def __call__(self) -> int:
         """Run the command."""
         from rookery.studies import plan, schedule
+        from rookery.studies.layout import laid_out
 
         load_registries()
-        entries = schedule.survey(plan.load(self.file), self.out)
+        entries = schedule.survey(laid_out(plan.load(self.file), self.out), self.out)
         print_rows([_entry_row(entry) for entry in entries], self.json)
         return 0
 
@@ -157,9 +164,10 @@ class StudyReport:
     def __call__(self) -> int:
         """Run the command."""
         from rookery.studies import plan
+        from rookery.studies.layout import laid_out
 
         load_registries()
-        _write_report(plan.load(self.file), self.out, self.to)
+        _write_report(laid_out(plan.load(self.file), self.out), self.out, self.to)
         return 0
 
 
@@ -258,6 +266,24 @@ def _plan_lines(study: Any, entries: Sequence[Any]) -> list[str]:
     rest = [f"... and {len(entries) - len(shown)} more"] if len(entries) > len(shown) else []
     vectorised = f"{len(study.runs)} runs, {members} members: seeds and swept values of a run are one program"
     return [heading, vectorised, *table([_entry_row(entry) for entry in shown]), *rest]
+
+
+def _measure(study: Any, out: Path) -> None:
+    """Find out how the study's new groups of seeds are trained fastest; refused values are refused before."""
+    from rookery.studies import layout, plan
+
+    groups = layout.unmeasured(study, out)
+    plan.refuse_unread(groups)
+    for group in groups:
+        print(f"measuring {layout.title(group)}", flush=True)
+        layout.measure(group, out, ("-m", "rookery.app.speed"), len(study.runs))
+
+
+def _layout_lines(study: Any, out: Path) -> list[str]:
+    """What was measured of the groups of seeds."""
+    from rookery.studies.layout import layouts
+
+    return [f"{title}: {layout.text()}" for title, layout in layouts(study, out).items()]
 
 
 def _entry_row(entry: Any) -> Row:

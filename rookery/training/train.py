@@ -29,6 +29,7 @@ from rookery.training.loop import ChunkReport, Policies, Program, RunState, memb
 from rookery.training.progress import Progress, Silent
 from rookery.training.reads import refuse_unread
 
+Chunk = Callable[[RunState], tuple[RunState, ChunkReport]]
 Write = Callable[[Kind, int, pl.DataFrame], None]
 """Adds the part of a chunk to the run's folder, and to the logs."""
 
@@ -167,21 +168,24 @@ def use_compilation_cache() -> None:
 class _Compiled:
     """The executables of a run."""
 
-    chunk: Callable[[RunState], tuple[RunState, ChunkReport]]
+    chunk: Chunk
     evaluate: Callable[[RunState], tuple[RunState, dict[str, Array]]]
 
 
 def _compile(program: Program, shapes: RunState, progress: Progress) -> _Compiled:
     progress.compiling("program")
     start = time.perf_counter()
-    # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
-    outs = (_shardings(shapes), None)
-    chunk = partial(program.chunk, iterations=program.iterations_per_chunk())
-    chunk = jax.jit(chunk, donate_argnums=0, out_shardings=outs)
-    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=outs)
-    compiled = _Compiled(chunk.lower(shapes).compile(), evaluate.lower(shapes).compile())
+    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=(_shardings(shapes), None))
+    compiled = _Compiled(compile_chunk(program, shapes), evaluate.lower(shapes).compile())
     progress.compiled("program", time.perf_counter() - start)
     return compiled
+
+
+def compile_chunk(program: Program, shapes: RunState) -> Chunk:
+    """The executable of a run's chunks, which uses up the state it is given."""
+    chunk = partial(program.chunk, iterations=program.iterations_per_chunk())
+    # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
+    return jax.jit(chunk, donate_argnums=0, out_shardings=(_shardings(shapes), None)).lower(shapes).compile()
 
 
 def _placed(shapes: RunState) -> RunState:
