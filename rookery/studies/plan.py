@@ -24,6 +24,7 @@ import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -82,7 +83,13 @@ class Planned:
 
     def folder(self, out: Path) -> RunFolder:
         """Where the run is, or would be."""
-        return RunFolder.locate(out, configs.to_json(self.config), self.config.preset, self.config.task_name)
+        return RunFolder(out / self._name)
+
+    @cached_property
+    def _name(self) -> str:
+        """The folder's: a hash of the whole config, so worth keeping where there are thousands of runs."""
+        config = self.config
+        return RunFolder.locate(Path(), configs.to_json(config), config.preset, config.task_name).name
 
 
 @dataclass(frozen=True)

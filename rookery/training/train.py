@@ -21,7 +21,7 @@ from rookery.core.config import from_json, label, to_json
 from rookery.core.errors import ConfigError, RookeryError, RunError, TrainingError
 from rookery.core.keys import stream
 from rookery.core.types import Action, Clock, Step
-from rookery.training import checkpoint, logs, provenance
+from rookery.training import checkpoint, digest, logs, provenance
 from rookery.training.check import check
 from rookery.training.config import RunConfig
 from rookery.training.folder import Kind, RunFolder
@@ -314,6 +314,7 @@ def _finish(program: Program, folder: RunFolder, state: RunState, progress: Prog
     policies = jax.jit(program.policies)(state)
     final = _absolute(program, policies, program.config.evaluation.final, "final")
     folder.write_part("final", 0, final)
+    digest.write(folder)
     if not folder.policies.exists():
         steps = np.asarray(policies.steps).tolist()
         checkpoint.save(folder.policies, policies, chunk=0, steps=steps, score=float("nan"), keep=1)
