@@ -3,7 +3,8 @@
     python benchmarks/studies_scale.py --runs 10000 --folder FOLDER
 
 The folders are made once and used again. Prints one JSON object: seconds of each stage (wall-clock, processor), and
-peak memory.
+peak memory. "first read" reads the digests in the run folders, later reads find them in shards; "digest one run" is
+what a run pays for that when it completes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from rookery.app.study_cli import catalog_scales
 from rookery.core.config import to_json
 from rookery.studies import plan, read, report, schedule
 from rookery.studies.compare import compare
+from rookery.training import digest
+from rookery.training.folder import KINDS, RunFolder
 
 POINTS, EPISODES = 1000, 4
 STUDY = """
@@ -58,7 +61,7 @@ def make(folder: Path, runs: int) -> Path:
 
 
 def _write_run(path: Path, config: Any, rng: np.random.Generator) -> None:
-    """A complete run. Whole columns in one part: what is measured is the amount of data, not the number of parts."""
+    """A complete run. Whole columns in one part: what reports read is the digest, whatever the number of parts."""
     steps = np.arange(POINTS) * 1000
     scores = np.clip(np.cumsum(rng.normal(0.01, 0.1, POINTS)), -5, 10)
     identity = {"member": 0, "seed": config["seeds"][0]}
@@ -81,7 +84,19 @@ def _write_run(path: Path, config: Any, rng: np.random.Generator) -> None:
         (path / kind).mkdir(parents=True)
         frame.write_parquet(path / kind / "part-00000000.parquet")
     (path / "config.json").write_text(json.dumps(config))
+    digest.write(RunFolder(path))
     (path / "status.json").write_text(json.dumps({"state": "complete", "progress": 1.0}))
+
+
+def _many_parts(source: RunFolder, folder: Path, parts: int = 100) -> RunFolder:
+    """A copy of a run with as many parts as training writes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for kind in KINDS:
+        frame = source.scan(kind).collect()
+        (folder / kind).mkdir(parents=True)
+        for i, part in enumerate(frame.iter_slices(max(1, -(-frame.height // parts)))):
+            part.write_parquet(folder / kind / f"part-{i:08d}.parquet")
+    return RunFolder(folder)
 
 
 def main() -> None:
@@ -104,7 +119,9 @@ def main() -> None:
     timed("status", lambda: schedule.survey(study, out))
     folders = [run.folder(out) for run in study.runs]
     shutil.rmtree(out / ".digest", ignore_errors=True)
-    timed("first digest", lambda: read.open_runs(folders))
+    one = _many_parts(folders[0], given.folder / "one")
+    timed("digest one run", lambda: digest.write(one))
+    timed("first read", lambda: read.open_runs(folders))
     results = timed("read results", lambda: report.study_results(study, out, scales))
     timed("write report", lambda: report.write(results, "scale", given.folder / "reports"))
     timed("compare 10 runs", lambda: compare(folders[:: max(1, len(folders) // 10)][:10], scales))

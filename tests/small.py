@@ -37,7 +37,7 @@ def shrink(algo: Any) -> Any:
         return replace(
             algo,
             net=replace(algo.net, width=8),
-            mixer=replace(algo.mixer, embed=4, hyper=4),
+            mixer=replace(algo.mixer, embed=4, hyper=4) if algo.mixer.kind == "qmix" else algo.mixer,
             collect=replace(algo.collect, envs=2, length=min(algo.collect.length, 8)),
             replay=replace(algo.replay, capacity=8, batch=4, start=4, steps_per_sequence=1.0),
             target=Target(every=3, tau=algo.target.tau),

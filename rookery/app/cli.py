@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
-from rookery.app.options import NUMBERS, Train, load_registries, parse_train
+from rookery.app.options import NUMBERS, LogNames, Train, load_registries, parse_log, parse_train
 from rookery.app.progress import Progress, progress_for
 from rookery.app.study_cli import CompareRuns, Export, Study, study_command
 from rookery.app.text import member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
@@ -35,6 +35,8 @@ class Resume:
     """Folder of the runs."""
     quiet: bool = False
     """Show no progress."""
+    log: LogNames = ""
+    """Logs for other programs, live in the run's folder: tensorboard, wandb (extras; wandb is offline by default)."""
 
     def __call__(self) -> int:
         """Run the command."""
@@ -42,8 +44,8 @@ class Resume:
         from rookery.training.train import resume
 
         load_registries()
-        path = resolve(self.run, self.out).path
-        return _watched(lambda progress: resume(path, progress), self.quiet, lambda: path)
+        path, log = resolve(self.run, self.out).path, parse_log(self.log)
+        return _watched(lambda progress: resume(path, progress, log), self.quiet, lambda: path)
 
 
 @dataclass(frozen=True)
@@ -197,17 +199,17 @@ def train_command(argv: Sequence[str]) -> int:
     given, config = parse_train(argv)
     check(config)
     if given.dry_run:
+        from rookery.training.reads import refuse_unread
+
+        refuse_unread(config)
         print(json.dumps(configs.to_json(config), indent=2))
         return 0
-    return _watched(
-        lambda progress: _train(config, given.out, progress), given.quiet, lambda: _folder_of(config, given.out)
-    )
-
-
-def _train(config: RunConfig, out: Path, progress: Progress) -> None:
     from rookery.training.train import train
 
-    train(config, out, progress)
+    log = parse_log(given.log)
+    return _watched(
+        lambda progress: train(config, given.out, progress, log), given.quiet, lambda: _folder_of(config, given.out)
+    )
 
 
 def _watched(action: Callable[[Progress], Any], quiet: bool, folder: Callable[[], Path | None]) -> int:

@@ -18,6 +18,8 @@ from rookery.core.errors import ConfigError
 from rookery.core.registry import PRESETS, TASKS, lookup
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 
+LogNames = Annotated[str, tyro.conf.arg(metavar="NAME,..")]
+
 
 @dataclass(frozen=True)
 class Train:
@@ -45,6 +47,8 @@ class Train:
     """Print the resolved config and stop."""
     quiet: bool = False
     """Show no progress."""
+    log: LogNames = ""
+    """Logs for other programs, live in the run's folder: tensorboard, wandb (extras; wandb is offline by default)."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
@@ -124,6 +128,15 @@ def parse_sweep(text: str) -> Sweep:
         raise ConfigError(
             f"--sweep: expected PATH=NUMBER,NUMBER such as algo.optimiser.lr=1e-4,5e-4, got '{text}'."
         ) from None
+
+
+def parse_log(text: str) -> tuple[str, ...]:
+    """ "tensorboard,wandb" -> its names, each checked."""
+    from rookery.training.logs import require
+
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    require(names)
+    return names
 
 
 def load_registries() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from rookery.app.options import NUMBERS, load_registries
+from rookery.app.options import NUMBERS, LogNames, load_registries, parse_log
 from rookery.app.text import Row, print_rows
 from rookery.core.config import format_value
 from rookery.core.errors import ConfigError
@@ -31,6 +31,16 @@ class StudyRun:
     """Folder of the runs."""
     jobs: int = 0
     """Runs side by side; 0: one for each core, as far as memory allows."""
+    threads: int = 0
+    """Threads of each run; 0: this machine's cores divided among the runs, on a cluster 1."""
+    executor: Literal["process", "ray", "slurm"] = "process"
+    """Where runs are trained: here, on a Ray cluster, or by Slurm (extras; all machines must see OUT)."""
+    address: str = ""
+    """Of the Ray cluster; empty: RAY_ADDRESS, one that runs here, or a new one on this machine ("local": always)."""
+    slurm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """What submitit tells Slurm: timeout_min=240, slurm_partition=long, ...; cluster=local does without Slurm."""
+    measure: bool = False
+    """First time new groups of seeds, together and apart, and train each the faster way from then on."""
     retry_failed: bool = False
     """Also train the runs that failed before."""
     dry_run: bool = False
@@ -41,36 +51,55 @@ class StudyRun:
     """Where reports go: TO/<study>/report-<n>."""
     quiet: bool = False
     """Show no progress."""
+    log: LogNames = ""
+    """Logs for other programs, live in the runs' folders: tensorboard, wandb (extras; wandb is offline by default)."""
 
     def __call__(self) -> int:
         """Run the command."""
         from rookery.studies import plan, schedule
+        from rookery.studies.layout import laid_out
 
-        if self.jobs < 0:
-            raise ConfigError(f"--jobs must be at least 0, got {self.jobs}.")
+        for name, value in (("jobs", self.jobs), ("threads", self.threads)):
+            if value < 0:
+                raise ConfigError(f"--{name} must be at least 0, got {value}.")
         load_registries()
-        study = plan.load(self.file)
+        planned = plan.load(self.file)
+        if self.measure and not self.dry_run:
+            _measure(planned, self.out)
+        study = laid_out(planned, self.out)
         entries = schedule.survey(study, self.out)
+        plan.refuse_unread(entry.planned for entry in entries if entry.state == "new")
         wanted = [e for e in entries if e.state != "complete" and (self.retry_failed or e.state != "failed")]
-        limits = schedule.limits(self.jobs, len(wanted))
-        print("\n".join(_plan_lines(study, entries)))
-        print(_outlook(entries, wanted, limits, self.out))
-        if self.dry_run:
-            return 0
-        entries = self._run(study, limits) if wanted else entries
-        return _conclude(study, entries, self)
+        print("\n".join([*_plan_lines(study, entries), *_layout_lines(planned, self.out)]))
+        if wanted:
+            with closing(self._open_executor(len(wanted))) as executor:
+                print(f"{_counts(entries)}; {_outlook(wanted, executor, self.out)}")
+                if not self.dry_run:
+                    entries = self._run(study, executor)
+        else:
+            print(f"{_counts(entries)}; nothing to do.")
+        return 0 if self.dry_run else _conclude(study, entries, self)
 
-    def _run(self, study: Any, limits: Any) -> list[Any]:
+    def _open_executor(self, pending: int) -> Any:
+        """Where the runs will be trained."""
+        from rookery.studies import executors
+
+        program = ("-m", "rookery.app.worker", *parse_log(self.log))
+        if self.executor == "ray":
+            return executors.Ray(program, self.jobs, self.threads, pending, self.address)
+        if self.executor == "slurm":
+            options = parse_options(self.slurm, "--slurm")
+            return executors.Slurm(program, self.jobs, self.threads, pending, self.out, options)
+        return executors.processes(program, self.jobs, self.threads, pending)
+
+    def _run(self, study: Any, executor: Any) -> list[Any]:
         """Train, with a display."""
         from rookery.app.study_progress import watcher_for
         from rookery.studies import schedule
 
-        def command(folder: Path) -> list[str]:
-            return [sys.executable, "-m", "rookery.app.worker", str(folder), str(os.getpid())]
-
         watcher = watcher_for(quiet=self.quiet)
         try:
-            return schedule.run(study, self.out, command, limits, watcher, self.retry_failed)
+            return schedule.run(study, self.out, executor, watcher, self.retry_failed)
         except KeyboardInterrupt:
             watcher.close()
             print(f"stopped. Continue with: rookery study run {self.file} --out {self.out}", file=sys.stderr)
@@ -93,9 +122,10 @@ class StudyStatus:
     def __call__(self) -> int:
         """Run the command."""
         from rookery.studies import plan, schedule
+        from rookery.studies.layout import laid_out
 
         load_registries()
-        entries = schedule.survey(plan.load(self.file), self.out)
+        entries = schedule.survey(laid_out(plan.load(self.file), self.out), self.out)
         print_rows([_entry_row(entry) for entry in entries], self.json)
         return 0
 
@@ -134,9 +164,10 @@ class StudyReport:
     def __call__(self) -> int:
         """Run the command."""
         from rookery.studies import plan
+        from rookery.studies.layout import laid_out
 
         load_registries()
-        _write_report(plan.load(self.file), self.out, self.to)
+        _write_report(laid_out(plan.load(self.file), self.out), self.out, self.to)
         return 0
 
 
@@ -237,6 +268,24 @@ def _plan_lines(study: Any, entries: Sequence[Any]) -> list[str]:
     return [heading, vectorised, *table([_entry_row(entry) for entry in shown]), *rest]
 
 
+def _measure(study: Any, out: Path) -> None:
+    """Find out how the study's new groups of seeds are trained fastest; refused values are refused before."""
+    from rookery.studies import layout, plan
+
+    groups = layout.unmeasured(study, out)
+    plan.refuse_unread(groups)
+    for group in groups:
+        print(f"measuring {layout.title(group)}", flush=True)
+        layout.measure(group, out, ("-m", "rookery.app.speed"), len(study.runs))
+
+
+def _layout_lines(study: Any, out: Path) -> list[str]:
+    """What was measured of the groups of seeds."""
+    from rookery.studies.layout import layouts
+
+    return [f"{title}: {layout.text()}" for title, layout in layouts(study, out).items()]
+
+
 def _entry_row(entry: Any) -> Row:
     config = entry.planned.config
     return {
@@ -251,20 +300,31 @@ def _entry_row(entry: Any) -> Row:
     }
 
 
-def _outlook(entries: Sequence[Any], wanted: Sequence[Any], limits: Any, out: Path) -> str:
-    """How much is left, in runs and in time."""
+def _counts(entries: Sequence[Any]) -> str:
+    """How many runs stand where."""
+    counts = Counter(entry.state for entry in entries)
+    states = ("complete", "interrupted", "new", "failed", "running", "broken")
+    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
+
+
+def _outlook(wanted: Sequence[Any], executor: Any, out: Path) -> str:
+    """How what is left will be trained, and how long it should take."""
     from rookery.app.progress import time_left
     from rookery.studies import schedule
 
-    counts = Counter(entry.state for entry in entries)
-    states = ("complete", "interrupted", "new", "failed", "running", "broken")
-    text = ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
-    if not wanted:
-        return f"{text}; nothing to do."
-    seconds, unknown = schedule.estimate(wanted, out, limits.runs)
+    seconds, unknown = schedule.estimate(wanted, out, executor.slots)
     time = f"about {time_left(0, round(seconds), 1)} of training" if unknown < len(wanted) else "time unknown"
     left_out = f" (without {unknown} runs, of which nothing alike was timed yet)" if 0 < unknown < len(wanted) else ""
-    return f"{text}; {limits.runs} at a time with {limits.threads} threads each; {time}{left_out}, and compiling."
+    return f"{executor.slots} at a time with {executor.threads} threads each; {time}{left_out}, and compiling."
+
+
+def parse_options(given: Sequence[str], option: str) -> dict[str, int | str]:
+    """["timeout_min=240"] -> {"timeout_min": 240}."""
+    pairs = [text.partition("=") for text in given]
+    for name, sign, value in pairs:
+        if not (name and sign and value):
+            raise ConfigError(f"{option}: expected KEY=VALUE such as timeout_min=240, got '{name}{sign}{value}'.")
+    return {name: int(value) if value.isdigit() else value for name, _, value in pairs}
 
 
 def _conclude(study: Any, entries: Sequence[Any], given: StudyRun) -> int:

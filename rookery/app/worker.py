@@ -1,4 +1,4 @@
-"""`python -m rookery.app.worker RUN_FOLDER PARENT`: train one run for a study, as long as the study lives."""
+"""`python -m rookery.app.worker [LOG..] RUN_FOLDER PARENT`: train one run of a study, as long as PARENT lives."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rookery.app.options import load_registries
 from rookery.core.errors import RookeryError
 
 
-def main(folder: Path, parent: int) -> int:
+def main(folder: Path, parent: int, log: Sequence[str] = ()) -> int:
     """Train or resume the run; returns the exit code."""
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     load_registries()
     from rookery.training.train import resume
 
     try:
-        resume(folder)
+        resume(folder, log=log)
     except RookeryError as error:
         print(f"rookery: {error}", file=sys.stderr)
         return error.code
@@ -37,4 +38,5 @@ def _watch(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    *names, run, process = sys.argv[1:]
+    sys.exit(main(Path(run), int(process), names))

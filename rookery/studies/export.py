@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.studies.read import Runs, open_runs
+from rookery.studies.read import open_runs
 from rookery.studies.tables import Table, write_workbook
+from rookery.training import logs
+from rookery.training.config import RunConfig
 from rookery.training.folder import Kind, RunFolder, writing
 
 _KINDS: tuple[Kind, ...] = ("evaluations", "final", "metrics", "timing")
@@ -84,28 +88,9 @@ def _marl_eval_run(
 
 def _tensorboard(folders: Sequence[RunFolder], to: Path) -> None:
     """One log for each member: TO/<run>/seed_<seed>."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise ConfigError("tensorboard needs an extra: pip install 'rookery[tensorboard]'.") from error
-    runs = open_runs(folders)
-    for member, curve in runs.curves():
-        name = f"seed_{member['seed']}" + (f"_member_{member['member']}" if _swept(runs, member["run"]) else "")
-        with SummaryWriter(str(to / member["run"] / name)) as writer:
-            writer.add_text("label", f"{member['label']} on {member['task']}")
-            for steps, score in curve.select("steps", "score").iter_rows():
-                writer.add_scalar("evaluation/score", score, steps)
-            for metric, value, steps in _metric_points(_folder(folders, member["run"]), member["member"]):
-                writer.add_scalar(metric, value, steps)
-
-
-def _metric_points(folder: RunFolder, member: int) -> Iterator[tuple[str, float, int]]:
-    frame = folder.metrics()
-    own = frame.filter(pl.col("member") == member) if not frame.is_empty() else frame
-    for name, kind in own.schema.items():
-        if kind.is_float() and not name.startswith("algo."):
-            for steps, value in own.select("steps", name).drop_nans().iter_rows():
-                yield name, value, steps
+    for folder in folders:
+        with closing(logs.TensorBoard(configs.from_json(RunConfig, folder.config()), to / folder.name)) as log:
+            logs.replay(log, folder)
 
 
 def _tidy(folders: Sequence[RunFolder]) -> Iterator[tuple[str, pl.DataFrame]]:
@@ -130,14 +115,6 @@ def _tidy(folders: Sequence[RunFolder]) -> Iterator[tuple[str, pl.DataFrame]]:
 def _clock(folder: RunFolder) -> dict[int, float]:
     timing = folder.timing()
     return {} if timing.is_empty() else dict(timing.select("chunk", pl.col("seconds").cum_sum()).iter_rows())
-
-
-def _swept(runs: Runs, run: str) -> bool:
-    return runs.members.filter(pl.col("run") == run)["label"].n_unique() > 1
-
-
-def _folder(folders: Sequence[RunFolder], name: str) -> RunFolder:
-    return next(folder for folder in folders if folder.name == name)
 
 
 FORMS: dict[str, Callable[[Sequence[RunFolder], Path], None]] = {

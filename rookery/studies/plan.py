@@ -22,14 +22,16 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.registry import PRESETS, TASKS, lookup
+from rookery.training import reads
 from rookery.training.check import check
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 from rookery.training.folder import RunFolder
@@ -81,7 +83,13 @@ class Planned:
 
     def folder(self, out: Path) -> RunFolder:
         """Where the run is, or would be."""
-        return RunFolder.locate(out, configs.to_json(self.config), self.config.preset, self.config.task_name)
+        return RunFolder(out / self._name)
+
+    @cached_property
+    def _name(self) -> str:
+        """The folder's: a hash of the whole config, so worth keeping where there are thousands of runs."""
+        config = self.config
+        return RunFolder.locate(Path(), configs.to_json(config), config.preset, config.task_name).name
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,15 @@ def load(file: Path) -> Study:
     compare = configs.from_json(Compare, data.get("compare", {}), "compare")
     _check_compare(compare, planned)
     return Study(name, file, planned, groups, compare, _scales(data.get("scale", {}), tasks))
+
+
+def refuse_unread(runs: Iterable[Planned]) -> None:
+    """Raise `ConfigError` if a run sets a value that nothing reads."""
+    for run in runs:
+        try:
+            reads.refuse_unread(run.config)
+        except ConfigError as error:
+            raise ConfigError(f"{run.label} on {run.task}: {error}") from error
 
 
 def read_toml(file: Path) -> dict[str, Any]:

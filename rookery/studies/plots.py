@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter
 
 from rookery.studies import stats
 from rookery.studies.results import FEW, Cell, Results
-from rookery.studies.summarise import few_seeds, improvement
+from rookery.studies.summarise import few_seeds
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small files that can be searched
@@ -85,10 +85,7 @@ def final_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
         figure, axes = _grid(len(tasks), (4.2, height))
         for axis, task in zip(axes, tasks, strict=True):
             present = [label for label in results.labels if results.has_final(label, task)]
-            estimates = [
-                stats.aggregate([results.cells[label, task].finals], stats.iqm, results.compare.resamples).floats()
-                for label in present
-            ]
+            estimates = [results.final_estimates[label, task].floats() for label in present]
             _intervals(axis, results, present, estimates)
             axis.set(title=task, xlabel=_wrap(results.scales[task].unit))
         _warn(figure, results)
@@ -135,12 +132,11 @@ def profile_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
 
 def improvement_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
     """Probability of improvement over the baseline."""
-    others = [label for label in results.labels if label != results.baseline]
-    found = [(label, estimate) for label in others if (estimate := improvement(results, label)) is not None]
+    found = results.improvements
     if not found:
         return
     figure, (axis,) = _grid(1, (6, 0.28 * len(found) + 1.0))
-    _intervals(axis, results, [label for label, _ in found], [estimate.floats() for _, estimate in found])
+    _intervals(axis, results, list(found), [estimate.floats() for estimate in found.values()])
     axis.axvline(0.5, color="black", linewidth=0.8, linestyle="--")
     axis.set(xlim=(-0.02, 1.02), xlabel=f"P(X > {results.baseline}), probability")
     _warn(figure, results)

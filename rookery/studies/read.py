@@ -1,8 +1,8 @@
 """Many run folders as tidy tables.
 
-A run folder has a file for each chunk, so reading thousands of runs takes minutes. What reports need of a complete
-run never changes: it is digested once, and kept in OUT/.digest in shards of many runs that are read one at a time.
-The digest is a cache: it can be deleted at any time.
+What reports need of a run is its digest (`rookery.training.digest`), which a complete run has in its folder. The
+digests of many runs are kept together in shards in OUT/.digest, which are read one at a time. Shards are a cache: they
+can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -23,41 +23,15 @@ from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RunError
 from rookery.core.registry import ALGORITHMS, TASK_FAMILIES
 from rookery.studies.plan import task_label
+from rookery.training import digest
 from rookery.training.config import RunConfig, Sweep
 from rookery.training.folder import RunFolder
 from rookery.training.loop import member_infos
 
 _SHARD = 256  # runs
-_IDENTITY = ("member", "seed", "chunk", "steps")
-_SCHEMAS: dict[str, dict[str, Any]] = {
-    "runs": {"run": pl.String, "fingerprint": pl.String, "seconds": pl.Float64, "steps": pl.Int64},
-    "curves": {
-        "run": pl.String,
-        "member": pl.Int64,
-        "steps": pl.Int64,
-        "seconds": pl.Float64,
-        "score": pl.Float64,
-        "episodes": pl.UInt32,
-    },
-    "finals": {
-        "run": pl.String,
-        "member": pl.Int64,
-        "which": pl.String,
-        "score": pl.Float64,
-        "episodes": pl.UInt32,
-    },
-    "metrics": {
-        "run": pl.String,
-        "member": pl.Int64,
-        "metric": pl.String,
-        "mean": pl.Float64,
-        "low": pl.Float64,
-        "high": pl.Float64,
-        "last": pl.Float64,
-    },
-}
-TABLES = tuple(_SCHEMAS)
-"""runs: time and steps of each. curves: score of each evaluation. finals: the absolute metric. metrics: over a run."""
+_SCHEMAS = {table: {"run": pl.String, **schema} for table, schema in digest.SCHEMAS.items()}
+_SCHEMAS["runs"]["fingerprint"] = pl.String
+TABLES = digest.TABLES
 
 Digest = Mapping[str, pl.LazyFrame]
 
@@ -209,10 +183,10 @@ def _fingerprint(run: RunFolder) -> str:
 
 
 def _digest_batch(runs: Sequence[RunFolder], prints: Mapping[str, str], cache: Path) -> Digest:
-    """Digest some runs; those that are complete are kept for the next time."""
+    """Digests of some runs; of those that are complete they are kept together for the next time."""
     complete = [run for run in runs if run.status().state == "complete"]
     others = [run for run in runs if run not in complete]
-    kept, fresh = (_concat([_digest(run, prints[run.name]) for run in group]) for group in (complete, others))
+    kept, fresh = (_tables(group, prints) for group in (complete, others))
     stored: Digest = {table: frame.lazy() for table, frame in kept.items()}
     if complete:
         # A folder that cannot be written to can still be read.
@@ -220,6 +194,44 @@ def _digest_batch(runs: Sequence[RunFolder], prints: Mapping[str, str], cache: P
             shard = _write_shard(cache, kept)
             stored = {table: pl.scan_parquet(shard / f"{table}.parquet") for table in TABLES}
     return {table: pl.concat([stored[table], fresh[table].lazy()]) for table in TABLES}
+
+
+def _tables(runs: Sequence[RunFolder], prints: Mapping[str, str]) -> dict[str, pl.DataFrame]:
+    """The digests of some runs as one: those in the folders of complete runs as they are, others made now."""
+    ready = [run for run in runs if run.status().state == "complete" and digest.file_of(run, "runs").exists()]
+    try:
+        read = [_read_digests(ready)] if ready else []
+    except (pl.exceptions.PolarsError, OSError):
+        ready, read = [], []  # one of them is broken; the parts say all that it said
+    names = {run.name for run in ready}
+    made = [_named(digest.make(run), run.name) for run in runs if run.name not in names]
+    joined = {
+        table: pl.concat([*(one[table] for one in (*read, *made))], how="diagonal") if read or made else pl.DataFrame()
+        for table in TABLES
+    }
+    if joined["runs"].width:
+        prints_of = pl.col("run").replace_strict(prints, return_dtype=pl.String)
+        joined["runs"] = joined["runs"].with_columns(fingerprint=prints_of)
+    return {table: _fit(frame, table) for table, frame in joined.items()}
+
+
+def _read_digests(runs: Sequence[RunFolder]) -> dict[str, pl.DataFrame]:
+    """The digests in the folders of some runs, each table read in one go."""
+    found = {}
+    for table in TABLES:
+        files = {str(digest.file_of(run, table)): run.name for run in runs}
+        frame = pl.read_parquet(list(files), include_file_paths="run")
+        found[table] = frame.with_columns(pl.col("run").replace_strict(files, return_dtype=pl.String))
+    return found
+
+
+def _named(tables: Mapping[str, pl.DataFrame], run: str) -> dict[str, pl.DataFrame]:
+    return {table: frame.with_columns(run=pl.lit(run)) for table, frame in tables.items()}
+
+
+def _fit(frame: pl.DataFrame, table: str) -> pl.DataFrame:
+    """The table's columns in its order."""
+    return frame.select(list(_SCHEMAS[table])) if frame.height else pl.DataFrame(schema=_SCHEMAS[table])
 
 
 def _write_shard(cache: Path, tables: Mapping[str, pl.DataFrame]) -> Path:
@@ -234,75 +246,3 @@ def _write_shard(cache: Path, tables: Mapping[str, pl.DataFrame]) -> Path:
     except OSError:
         shutil.rmtree(side, ignore_errors=True)
         raise
-
-
-def _concat(digests: Sequence[Mapping[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    return {
-        table: pl.concat([pl.DataFrame(schema=schema), *(digest[table] for digest in digests)])
-        for table, schema in _SCHEMAS.items()
-    }
-
-
-def _digest(run: RunFolder, fingerprint: str) -> dict[str, pl.DataFrame]:
-    """What reports need of one run."""
-    timing, evaluations, final, metrics = run.timing(), run.evaluations(), run.final(), run.metrics()
-    clock = _clock(timing)
-    spent = {"seconds": clock["seconds"].max() or 0.0, "steps": timing["steps"].sum() if timing.height else 0}
-    tables = {
-        "runs": pl.DataFrame([{"fingerprint": fingerprint, **spent}]),
-        "curves": _curves(evaluations, clock),
-        "finals": _finals(final),
-        "metrics": _metrics(metrics),
-    }
-    return {name: _fit(frame.with_columns(run=pl.lit(run.name)), name) for name, frame in tables.items()}
-
-
-def _fit(frame: pl.DataFrame, table: str) -> pl.DataFrame:
-    """The table's columns in its order and types."""
-    schema = _SCHEMAS[table]
-    if frame.is_empty():
-        return pl.DataFrame(schema=schema)
-    return frame.select(pl.col(name).cast(kind) for name, kind in schema.items())
-
-
-def _clock(timing: pl.DataFrame) -> pl.DataFrame:
-    """Seconds of training up to the end of each chunk."""
-    if timing.is_empty():
-        return pl.DataFrame(schema={"chunk": pl.Int64, "seconds": pl.Float64})
-    return timing.sort("chunk").select(pl.col("chunk").cast(pl.Int64), pl.col("seconds").cum_sum())
-
-
-def _curves(evaluations: pl.DataFrame, clock: pl.DataFrame) -> pl.DataFrame:
-    if evaluations.is_empty():
-        return evaluations
-    points = evaluations.group_by("member", "chunk", maintain_order=True).agg(
-        pl.col("steps").first(), pl.col("score").cast(pl.Float64).mean(), pl.len().alias("episodes")
-    )
-    timed = points.with_columns(pl.col("chunk").cast(pl.Int64)).join(clock, on="chunk", how="left")
-    return timed.with_columns(pl.col("seconds").fill_null(0.0)).sort("member", "steps")
-
-
-def _finals(final: pl.DataFrame) -> pl.DataFrame:
-    if final.is_empty():
-        return final
-    return final.group_by("member", "which", maintain_order=True).agg(
-        pl.col("score").cast(pl.Float64).mean(), pl.len().alias("episodes")
-    )
-
-
-def _is_metric(name: str) -> bool:
-    """Whether a column is no name of a member: those are its seed and the paths of swept entries."""
-    return name not in _IDENTITY and not name.startswith("algo.")
-
-
-def _metrics(metrics: pl.DataFrame) -> pl.DataFrame:
-    """Long form: one row per member and metric; what was never measured is left out."""
-    names = [n for n, kind in metrics.schema.items() if kind.is_numeric() and _is_metric(n)]
-    if metrics.is_empty() or not names:
-        return pl.DataFrame()
-    rows = metrics.unpivot(names, index=["member", "chunk"], variable_name="metric")
-    rows = rows.filter(pl.col("value").is_not_nan())
-    value = pl.col("value").cast(pl.Float64)
-    return rows.group_by("member", "metric", maintain_order=True).agg(
-        value.mean().alias("mean"), value.min().alias("low"), value.max().alias("high"), value.last().alias("last")
-    )

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,30 @@ class Results:
     def shared_tasks(self, *labels: str) -> list[str]:
         """Scaled tasks on which all of these algorithms have an absolute metric."""
         return [task for task in self.scaled_tasks() if all(self.has_final(label, task) for label in labels)]
+
+    @cached_property
+    def final_estimates(self) -> dict[tuple[str, str], stats.Estimate]:
+        """IQM over seeds of the absolute metric, by label and task."""
+        return {
+            pair: stats.aggregate([cell.finals], stats.iqm, self.compare.resamples)
+            for pair, cell in self.cells.items()
+            if len(cell.finals)
+        }
+
+    @cached_property
+    def improvements(self) -> dict[str, stats.Estimate]:
+        """Probability of improvement over the baseline of every other label that has a task in common with it."""
+        found = {}
+        for label in self.labels:
+            tasks = self.compared_tasks(label)
+            if label != self.baseline and tasks:
+                ours, theirs = ([self.cells[name, task].finals for task in tasks] for name in (label, self.baseline))
+                found[label] = stats.improvement(ours, theirs, self.compare.resamples)
+        return found
+
+    def compared_tasks(self, label: str) -> list[str]:
+        """Tasks on which a label and the baseline have an absolute metric; no scale is needed to compare ranks."""
+        return [t for t in self.tasks if self.has_final(label, t) and self.has_final(self.baseline, t)]
 
     def has_final(self, label: str, task: str) -> bool:
         """Whether a member of the cell is complete."""

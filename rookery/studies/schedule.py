@@ -1,14 +1,12 @@
-"""Train the runs of a study in processes side by side. Everything it knows of a run it reads from the run's folder."""
+"""Train the runs of a study side by side. Everything it knows of a run it reads from the run's folder."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +16,10 @@ import polars as pl
 
 from rookery.core import config as configs
 from rookery.core.errors import RookeryError, RunError
+from rookery.studies.executors import LOG, PATIENCE, Ended, Executor, Job
 from rookery.studies.plan import Planned, Study
 from rookery.training.folder import RunFolder
 
-BYTES_PER_RUN = 3 << 29
-"""Memory set aside for a run: most need between half a GiB and two."""
-LOG = "log.txt"
-_PATIENCE = 5.0  # seconds that a run gets to stop by itself; whatever it was doing, its folder survives a kill
 _TIMED = 20  # newest chunks that a speed is taken from
 
 
@@ -60,20 +55,10 @@ class Watcher(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a study may use of the machine."""
-
-    runs: int
-    """Runs side by side."""
-    threads: int
-    """Threads that each of them computes with."""
-
-
 @dataclass
 class _Child:
     entry: Entry
-    process: subprocess.Popen[bytes]
+    job: Job
 
 
 @dataclass
@@ -113,20 +98,6 @@ def with_speed(entry: Entry) -> Entry:
     return replace(entry, progress=progress, rate=rate)
 
 
-def limits(asked: int, pending: int) -> Limits:
-    """How many runs go side by side: as asked, or one for each core as far as memory allows."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    room = max(1, free_memory() // BYTES_PER_RUN)
-    runs = max(1, min(asked or min(cores, room), pending))
-    return Limits(runs, max(1, cores // runs))
-
-
-def free_memory() -> int:
-    """Bytes that new processes can have: of the machine, or of the container if that is less."""
-    known = [_machine_memory(), _container_memory()]
-    return min((amount for amount in known if amount is not None), default=1 << 62)
-
-
 def estimate(entries: Sequence[Entry], out: Path, at_once: int) -> tuple[float, int]:
     """Seconds of training that remain, and how many runs they leave out as nothing like them was ever timed."""
     rates: dict[str, float] = {}
@@ -141,18 +112,10 @@ def estimate(entries: Sequence[Entry], out: Path, at_once: int) -> tuple[float, 
     return seconds / at_once, unknown
 
 
-def run(
-    study: Study,
-    out: Path,
-    command: Callable[[Path], Sequence[str]],
-    limits: Limits,
-    watcher: Watcher,
-    retry_failed: bool = False,
-) -> list[Entry]:
-    """Train what is not complete; `command` gives the process that trains the run in a folder.
+def run(study: Study, out: Path, executor: Executor, watcher: Watcher, retry_failed: bool = False) -> list[Entry]:
+    """Train what is not complete.
 
-    One bad run does not stop the rest. On Ctrl-C (or SIGTERM) the processes are stopped, then KeyboardInterrupt is
-    raised.
+    One bad run does not stop the rest. On Ctrl-C (or SIGTERM) the runs are stopped, then KeyboardInterrupt is raised.
     """
     entries = survey(study, out)
     startable = ("new", "interrupted", "broken", *(["failed"] if retry_failed else []))
@@ -166,9 +129,9 @@ def run(
             if interrupted.is_set():
                 raise KeyboardInterrupt
             _revisit(floor)
-            _start(floor, out, command, limits, watcher)
+            _start(floor, out, executor, watcher)
             _collect(floor, watcher)
-            watcher.show(_in_order(study, floor), limits.runs)
+            watcher.show(_in_order(study, floor), executor.slots)
             time.sleep(0.25)
     return _in_order(study, floor)
 
@@ -181,56 +144,40 @@ def _revisit(floor: _Floor) -> None:
     floor.waiting += [entry for entry in seen if entry.state not in ("running", "complete", "failed")]
 
 
-def _start(
-    floor: _Floor, out: Path, command: Callable[[Path], Sequence[str]], limits: Limits, watcher: Watcher
-) -> None:
+def _start(floor: _Floor, out: Path, executor: Executor, watcher: Watcher) -> None:
     """Fill the free places."""
-    while floor.waiting and len(floor.children) < limits.runs:
-        if floor.children and free_memory() < BYTES_PER_RUN:
+    while floor.waiting and len(floor.children) < executor.slots:
+        if floor.children and not executor.has_room():
             return
         entry = floor.waiting.popleft()
         config = entry.planned.config
         try:
             RunFolder.open_or_create(out, configs.to_json(config), config.preset, config.task_name)
-            floor.children.append(_Child(entry, _spawn(entry.folder, command, limits.threads)))
+            floor.children.append(_Child(entry, executor.submit(entry.folder.path)))
         except (RookeryError, OSError) as error:
             floor.done.append(replace(entry, state="failed", message=str(error)))
             watcher.message(f"failed: {_title(entry)}: {error}")
 
 
-def _spawn(folder: RunFolder, command: Callable[[Path], Sequence[str]], threads: int) -> subprocess.Popen[bytes]:
-    environment = {"NPROC": str(threads), **os.environ}  # XLA's thread pools are of this size
-    with (folder.path / LOG).open("ab") as log:
-        # A session of its own: Ctrl-C reaches this process alone, which then stops the others in order.
-        return subprocess.Popen(
-            command(folder.path),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-
-
 def _collect(floor: _Floor, watcher: Watcher) -> None:
-    """Take note of the processes that ended."""
+    """Take note of the runs that ended."""
     for child in list(floor.children):
-        code = child.process.poll()
-        if code is None:
+        ended = child.job.poll()
+        if ended is None:
             child.entry = with_speed(replace(child.entry, state="running"))
             continue
         floor.children.remove(child)
         entry = look(child.entry.planned, child.entry.folder)
-        entry = with_speed(entry) if entry.state == "complete" else _failed(entry, code)
+        entry = with_speed(entry) if entry.state == "complete" else _failed(entry, ended)
         floor.done.append(entry)
         watcher.message(f"{entry.state}: {_title(entry)}{': ' + entry.message if entry.message else ''}")
 
 
-def _failed(entry: Entry, code: int) -> Entry:
+def _failed(entry: Entry, ended: Ended) -> Entry:
     """The entry with the cause of its failure, which is left in the folder too."""
     if entry.state == "failed":
         return entry
-    cause = _cause(entry.folder, code)
+    cause = ended.cause or _cause(entry.folder, ended.code)
     # A full disk may be the cause; then this cannot be written either.
     with suppress(RunError):
         entry.folder.set_status("failed", cause, entry.progress, label=entry.planned.label)
@@ -265,21 +212,20 @@ def _noting_interrupts() -> Iterator[threading.Event]:
 
 @contextmanager
 def _stopping(floor: _Floor) -> Iterator[None]:
-    """Leave no process behind, however this ends."""
+    """Leave no job behind, however this ends."""
     try:
         yield
     finally:
-        running = [child.process for child in floor.children]
-        for process in running:
-            process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + _PATIENCE
+        running = [child.job for child in floor.children]
+        for job in running:
+            job.stop()
+        deadline = time.monotonic() + PATIENCE
         try:
-            while any(process.poll() is None for process in running) and time.monotonic() < deadline:
+            while any(job.poll() is None for job in running) and time.monotonic() < deadline:
                 time.sleep(0.05)
         finally:
-            for process in running:
-                process.kill()
-                process.wait()
+            for job in running:
+                job.kill()
 
 
 def _in_order(study: Study, floor: _Floor) -> list[Entry]:
@@ -308,21 +254,3 @@ def _rate(parts: Sequence[Path]) -> float:
         return 0.0
     frame = pl.read_parquet(list(parts))
     return float(frame["steps"].sum()) / float(frame["seconds"].sum())
-
-
-def _machine_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    kib: Mapping[str, str] = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(kib["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in kib else None
-
-
-def _container_memory() -> int | None:
-    folder = Path("/sys/fs/cgroup")
-    try:
-        most, used = (folder / name for name in ("memory.max", "memory.current"))
-        return max(0, int(most.read_text()) - int(used.read_text()))
-    except (OSError, ValueError):
-        return None  # no such limit

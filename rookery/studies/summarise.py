@@ -8,7 +8,6 @@ import polars as pl
 from rookery.core.config import format_value
 from rookery.studies import stats
 from rookery.studies.results import FEW, Cell, Results
-from rookery.studies.stats import Estimate
 from rookery.studies.tables import Table, show
 
 _INTERVAL = ("IQM", "low", "high")
@@ -35,7 +34,7 @@ def final_table(results: Results) -> Table:
     rows = []
     for cell in _cells(results):
         if len(cell.finals):
-            estimate = stats.aggregate([cell.finals], stats.iqm, results.compare.resamples).floats()
+            estimate = results.final_estimates[cell.label, cell.task].floats()
             mean = float(cell.finals.mean())
             rows.append((cell.task, cell.label, *estimate, mean, len(cell.finals), results.scales[cell.task].unit))
     note = f"{_METHOD}; greedy episodes of each seed's {results.compare.policy} policy after training."
@@ -98,30 +97,15 @@ def aggregate_table(results: Results) -> Table:
 
 def improvement_table(results: Results) -> Table:
     """Probability of improvement of every algorithm over the baseline."""
-    rows = []
-    for label in results.labels:
-        estimate = improvement(results, label)
-        if label != results.baseline and estimate is not None:
-            rows.append((label, results.baseline, *estimate.floats(), len(both(results, label))))
+    rows = [
+        (label, results.baseline, *estimate.floats(), len(results.compared_tasks(label)))
+        for label, estimate in results.improvements.items()
+    ]
     note = (
         "Probability that a seed of X scores more than a seed of Y on the same task, mean over tasks; ties count half."
     )
     columns = ("X", "Y", "P(X > Y)", "low", "high", "tasks")
     return Table("improvement", "Probability of improvement", note, columns, tuple(rows))
-
-
-def improvement(results: Results, label: str) -> Estimate | None:
-    """Probability of improvement over the baseline; None if they have no task in common."""
-    tasks = both(results, label)
-    if not tasks:
-        return None
-    ours, theirs = ([results.cells[name, task].finals for task in tasks] for name in (label, results.baseline))
-    return stats.improvement(ours, theirs, results.compare.resamples)
-
-
-def both(results: Results, label: str) -> list[str]:
-    """Tasks on which an algorithm and the baseline have an absolute metric; no scale is needed to compare ranks."""
-    return [t for t in results.tasks if results.has_final(label, t) and results.has_final(results.baseline, t)]
 
 
 def compute_table(results: Results) -> Table:

@@ -9,7 +9,8 @@
         timing/           part-<chunk>.parquet, seconds of each chunk (apart: it differs from machine to machine)
         final/            part-<index>.parquet, the absolute evaluation after training
         checkpoints/      whole states, see rookery.training.checkpoint; gone when the run is complete
-        policies/         then: the last and the best policy of each member, in the same format
+        digest/           then: what reports need of the run, see rookery.training.digest
+        policies/         and the last and the best policy of each member, in the same format
         lock              held while a process trains
 
 Write the parts of a chunk before its checkpoint: then all parts up to a checkpoint are there whenever it is.

@@ -20,6 +20,9 @@ from rookery.training.folder import read_json, write_json, writing
 _PACKAGES = ("jax", "jaxlib", "equinox", "optax", "jaxmarl", "numpy", "polars")
 # Set by flag or by code, these change numbers, and no environment variable need show it.
 _SETTINGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable")
+# What decides how many threads compute; without NPROC, XLA takes one for each of `cores`.
+_THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS")
+_ENVIRONMENT = ("XLA_FLAGS", *_THREADS)
 _SOURCE = Path(__file__).resolve().parents[1]
 
 
@@ -33,11 +36,12 @@ def collect() -> dict[str, Any]:
         "source": _source(_SOURCE),
         "host": socket.gethostname(),
         "cpu": _cpu_model(),
+        "cpus": os.cpu_count(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": _memory(),
         "platform": jax.default_backend(),
         "devices": [device.device_kind for device in jax.devices()],
-        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("JAX_") or k == "XLA_FLAGS"},
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("JAX_") or k in _ENVIRONMENT},
         "settings": {name: getattr(jax.config, name, None) for name in _SETTINGS},
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,12 +21,17 @@ from rookery.core.config import from_json, label, to_json
 from rookery.core.errors import ConfigError, RookeryError, RunError, TrainingError
 from rookery.core.keys import stream
 from rookery.core.types import Action, Clock, Step
-from rookery.training import checkpoint, provenance
+from rookery.training import checkpoint, digest, logs, provenance
 from rookery.training.check import check
 from rookery.training.config import RunConfig
-from rookery.training.folder import RunFolder
+from rookery.training.folder import Kind, RunFolder
 from rookery.training.loop import ChunkReport, Policies, Program, RunState, member_infos
 from rookery.training.progress import Progress, Silent
+from rookery.training.reads import refuse_unread
+
+Chunk = Callable[[RunState], tuple[RunState, ChunkReport]]
+Write = Callable[[Kind, int, pl.DataFrame], None]
+"""Adds the part of a chunk to the run's folder, and to the logs."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +112,25 @@ class Policy:
         return action
 
 
-def train(config: RunConfig, out: Path | str = "runs", progress: Progress | None = None) -> Run:
-    """Train a config into its run folder: from the start, from its last checkpoint, or not at all if it is complete."""
+def train(
+    config: RunConfig, out: Path | str = "runs", progress: Progress | None = None, log: Sequence[str] = ()
+) -> Run:
+    """Train a config into its run folder: from the start, from its last checkpoint, or not at all if it is complete.
+
+    `log` names other programs that can watch ("tensorboard", "wandb"): their logs are written into the folder too.
+    """
     progress = progress or Silent()
     check(config)
+    logs.require(log)
+    if not RunFolder.locate(Path(out), to_json(config), config.preset, config.task_name).path.exists():
+        refuse_unread(config)
     folder = RunFolder.open_or_create(Path(out), to_json(config), config.preset, config.task_name)
     if folder.status().state == "complete":
         progress.message(f"{folder.path} is complete; nothing to do.")
         return Run(folder)
     with folder.lock():
         try:
-            _train(config, folder, progress)
+            _train(config, folder, progress, log)
         except RookeryError as error:
             # A full disk may be the cause, then the status cannot be written either.
             with suppress(RunError):
@@ -126,10 +139,10 @@ def train(config: RunConfig, out: Path | str = "runs", progress: Progress | None
     return Run(folder)
 
 
-def resume(path: Path | str, progress: Progress | None = None) -> Run:
+def resume(path: Path | str, progress: Progress | None = None, log: Sequence[str] = ()) -> Run:
     """Go on with the run in this folder."""
     path = Path(path)
-    return train(from_json(RunConfig, RunFolder(path).config()), path.parent, progress)
+    return train(from_json(RunConfig, RunFolder(path).config()), path.parent, progress, log)
 
 
 def evaluate_run(path: Path | str, episodes: int, which: str = "best") -> pl.DataFrame:
@@ -155,21 +168,24 @@ def use_compilation_cache() -> None:
 class _Compiled:
     """The executables of a run."""
 
-    chunk: Callable[[RunState], tuple[RunState, ChunkReport]]
+    chunk: Chunk
     evaluate: Callable[[RunState], tuple[RunState, dict[str, Array]]]
 
 
 def _compile(program: Program, shapes: RunState, progress: Progress) -> _Compiled:
     progress.compiling("program")
     start = time.perf_counter()
-    # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
-    outs = (_shardings(shapes), None)
-    chunk = partial(program.chunk, iterations=program.iterations_per_chunk())
-    chunk = jax.jit(chunk, donate_argnums=0, out_shardings=outs)
-    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=outs)
-    compiled = _Compiled(chunk.lower(shapes).compile(), evaluate.lower(shapes).compile())
+    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=(_shardings(shapes), None))
+    compiled = _Compiled(compile_chunk(program, shapes), evaluate.lower(shapes).compile())
     progress.compiled("program", time.perf_counter() - start)
     return compiled
+
+
+def compile_chunk(program: Program, shapes: RunState) -> Chunk:
+    """The executable of a run's chunks, which uses up the state it is given."""
+    chunk = partial(program.chunk, iterations=program.iterations_per_chunk())
+    # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
+    return jax.jit(chunk, donate_argnums=0, out_shardings=(_shardings(shapes), None)).lower(shapes).compile()
 
 
 def _placed(shapes: RunState) -> RunState:
@@ -193,7 +209,7 @@ def _shardings(shapes: RunState) -> Any:
     return jax.tree.map(lambda x: x.sharding, shapes) if shapes.iteration.sharding else None
 
 
-def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> None:
+def _train(config: RunConfig, folder: RunFolder, progress: Progress, log: Sequence[str]) -> None:
     use_compilation_cache()
     program = Program(config)
     shapes = _placed(jax.eval_shape(program.init))
@@ -213,7 +229,13 @@ def _train(config: RunConfig, folder: RunFolder, progress: Progress) -> None:
         del found
     else:
         state = jax.jit(program.init, out_shardings=_shardings(shapes))()
-    state = _loop(program, compiled, folder, state, done, progress)
+    with logs.logging(log, config, folder) as write_log:
+
+        def write(kind: Kind, chunk: int, frame: pl.DataFrame) -> None:
+            folder.write_part(kind, chunk, frame)
+            write_log(kind, frame)
+
+        state = _loop(program, compiled, folder, write, state, done, progress)
     _finish(program, folder, state, progress)
 
 
@@ -224,14 +246,20 @@ def _set_status(
 
 
 def _loop(
-    program: Program, compiled: _Compiled, folder: RunFolder, state: RunState, done: int, progress: Progress
+    program: Program,
+    compiled: _Compiled,
+    folder: RunFolder,
+    write: Write,
+    state: RunState,
+    done: int,
+    progress: Progress,
 ) -> RunState:
     """Chunks until every member has spent the budget; evaluations and checkpoints in between."""
     config, members = program.config, member_infos(program.config)
     total = config.steps * len(members)
     saved = time.monotonic()
     if done < 0:
-        state, _ = _evaluate(program, compiled, folder, state, 0, progress)
+        state, _ = _evaluate(program, compiled, write, state, 0, progress)
     taken = int(np.asarray(state.members.steps, np.int64).sum())
     score = float("nan")
     chunk = max(done, 0)
@@ -243,11 +271,11 @@ def _loop(
         seconds = time.perf_counter() - start
         _stop_if_broken(report, folder)
         before, taken = taken, int(np.asarray(report.steps, np.int64).sum())
-        folder.write_part("metrics", chunk, _metric_frame(program, chunk, report, means))
-        folder.write_part("timing", chunk, _timing_frame(chunk, seconds, taken - before))
+        write("metrics", chunk, _metric_frame(program, chunk, report, means))
+        write("timing", chunk, _timing_frame(chunk, seconds, taken - before))
         finished = np.asarray(report.steps).min() >= config.steps
         if chunk % config.evaluation.rows == 0 or finished:
-            state, score = _evaluate(program, compiled, folder, state, chunk, progress)
+            state, score = _evaluate(program, compiled, write, state, chunk, progress)
         rate = (taken - before) / seconds
         measured = {name: float(np.nanmean(x)) for name, x in means.items() if not np.isnan(x).all()}
         progress.update(taken, total, rate, measured)
@@ -262,13 +290,13 @@ def _loop(
 
 
 def _evaluate(
-    program: Program, compiled: _Compiled, folder: RunFolder, state: RunState, chunk: int, progress: Progress
+    program: Program, compiled: _Compiled, write: Write, state: RunState, chunk: int, progress: Progress
 ) -> tuple[RunState, float]:
-    """Greedy episodes into the folder; returns the mean score over members."""
+    """Greedy episodes, written; returns the mean score over members."""
     steps = np.asarray(state.members.steps).tolist()  # before the state is donated
     state, episodes = compiled.evaluate(state)
     frame = _episode_frame(program, episodes, steps).with_columns(pl.lit(chunk).alias("chunk"))
-    folder.write_part("evaluations", chunk, frame)
+    write("evaluations", chunk, frame)
     scores = frame.group_by("member").agg(pl.col("score").mean()).sort("member")["score"].to_numpy()
     half = 1.96 * float(scores.std(ddof=1)) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
     mean = float(scores.mean())
@@ -286,6 +314,7 @@ def _finish(program: Program, folder: RunFolder, state: RunState, progress: Prog
     policies = jax.jit(program.policies)(state)
     final = _absolute(program, policies, program.config.evaluation.final, "final")
     folder.write_part("final", 0, final)
+    digest.write(folder)
     if not folder.policies.exists():
         steps = np.asarray(policies.steps).tolist()
         checkpoint.save(folder.policies, policies, chunk=0, steps=steps, score=float("nan"), keep=1)

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from small import small_config
 
+import rookery
 from rookery.core.errors import RunError
 from rookery.core.registry import PRESETS
 from rookery.studies import read
+from rookery.training import digest
 from rookery.training.config import Sweep
 from rookery.training.folder import RunFolder
 
@@ -95,3 +98,30 @@ def test_what_is_no_run_is_refused(tmp_path: Path, make_run: Make) -> None:
     (folder.path / "config.json").write_text("{}")
     with pytest.raises(RunError, match="is not the config of a run"):
         read.open_runs([folder])
+
+
+def test_the_digest_in_a_folder_stands_for_its_parts(make_run: Make) -> None:
+    """Also when the folder was renamed; without it, or if it is broken, the parts are read."""
+    folders = [make_run(SCORES), make_run(SCORES, preset="qmix"), make_run(SCORES, preset="iql")]
+    from_parts = read.open_runs(folders)
+    tables = {name: from_parts.scan(name).drop("fingerprint", strict=False).collect() for name in read.TABLES}
+    for folder in folders[:2]:
+        digest.write(folder)
+        shutil.rmtree(folder.path / "metrics")  # the digest is what is read
+    for broken in (False, True):
+        shutil.rmtree(folders[0].path.parent / ".digest")
+        if broken:
+            digest.file_of(folders[1], "curves").write_bytes(b"")
+            digest.write(folders[0])
+            tables.pop("metrics")  # are gone
+        runs = read.open_runs(folders)
+        for name, expected in tables.items():
+            found = runs.scan(name).drop("fingerprint", strict=False).collect()
+            assert found.sort(found.columns).equals(expected.sort(expected.columns)), name
+
+
+def test_training_leaves_a_digest(tmp_path: Path) -> None:
+    run = rookery.train(small_config("vdn", seeds=(0, 1)), tmp_path)
+    for table, expected in digest.make(run.folder).items():
+        assert pl.read_parquet(digest.file_of(run.folder, table)).equals(expected)
+    assert digest.make(run.folder)["finals"].height == 4

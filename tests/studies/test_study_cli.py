@@ -73,12 +73,13 @@ def test_a_study_survives_ctrl_c_and_kill(study_file: Write, tmp_path: Path) -> 
         time.sleep(0.1)
     assert second.status().state == "interrupted"
 
-    last = begin(file, out, "--report", "--to", str(tmp_path / "reports"))
+    last = begin(file, out, "--report", "--to", str(tmp_path / "reports"), "--log", "tensorboard")
     text, _ = last.communicate(timeout=200)
     assert last.returncode == 0, text
     assert "1 complete, 1 interrupted" in text
     assert "Only 2 seeds" in text
     assert (tmp_path / "reports" / "study" / "report-1" / "index.html").exists()
+    assert list((second.path / "tensorboard" / "seed_1").glob("events.out.tfevents.*"))
     for folder in (first, second):
         assert folder.metrics()["chunk"].is_sorted()
         assert folder.status().state == "complete"
@@ -214,3 +215,12 @@ def test_reports_and_digests_are_not_taken_for_runs(pair: list[str]) -> None:
     assert cli.main(["compare", *pair]) == 0
     assert (out / ".digest").exists()
     assert [run.path for run in find_runs(out)] == sorted(map(Path, pair))
+
+
+def test_a_value_that_nothing_reads_is_refused_before_anything_starts(
+    study_file: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = study_file('tasks = ["matrix/climbing"]\nalgorithms = ["qmix", { preset = "vdn", mixer.embed = 64 }]')
+    assert cli.main(["study", "run", str(file), "--out", str(tmp_path / "runs")]) == 2
+    assert "vdn mixer.embed=64 on matrix/climbing: algo.mixer.embed=64 has no effect" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

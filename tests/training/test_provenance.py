@@ -36,14 +36,17 @@ def test_what_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = "--xla_force_host_platform_device_count=1"  # a real one: XLA aborts the process over others
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setenv("JAX_SOMETHING", "2")
+    monkeypatch.setenv("NPROC", "3")
+    monkeypatch.setenv("RAY_SOMETHING", "4")
     entry = collect()
     assert json.loads(json.dumps(entry)) == entry
     assert set(entry["packages"]) >= {"jax", "jaxlib", "equinox", "optax", "jaxmarl", "rookery", "numpy", "polars"}
     assert entry["packages"]["jax"] == jax.__version__
     assert entry["environment"]["XLA_FLAGS"] == flags and entry["environment"]["JAX_SOMETHING"] == "2"
-    assert all(name == "XLA_FLAGS" or name.startswith("JAX_") for name in entry["environment"])
+    assert entry["environment"]["NPROC"] == "3", "how many threads XLA computes with"
+    assert "RAY_SOMETHING" not in entry["environment"] and "PATH" not in entry["environment"]
     assert entry["platform"] == jax.default_backend() and len(entry["devices"]) == len(jax.devices())
-    assert entry["cores"] >= 1 and entry["host"] and entry["python"].startswith("3.")
+    assert 1 <= entry["cores"] <= entry["cpus"] and entry["host"] and entry["python"].startswith("3.")
     assert entry["settings"]["jax_enable_x64"] in (True, False)
 
 

@@ -1,0 +1,128 @@
+"""Seeds of a group in one program, or in a process each: whichever was measured to be faster.
+
+Seeds that are trained together differ in the last bits from seeds that are trained alone, so a layout is part of what
+the runs are. It is measured once, when asked for, kept in OUT/.layouts beside the runs, and used by every command from
+then on. A group that was not measured, or was begun together before, stays together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rookery.core import config as configs
+from rookery.core.errors import RunError
+from rookery.studies.plan import Planned, Study
+from rookery.training.checkpoint import make_folder
+from rookery.training.config import RunConfig
+from rookery.training.folder import read_json, write_json, writing
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What was measured of a group of seeds: steps per second of all processes side by side."""
+
+    together: float
+    """With all seeds in one program."""
+    apart: float
+    """With one seed in each process."""
+    cores: int
+
+    @property
+    def is_apart(self) -> bool:
+        return self.apart > self.together
+
+    def text(self) -> str:
+        """For the plan."""
+        chosen = "a process for each seed" if self.is_apart else "all seeds in one program"
+        return f"{chosen}: {self.together:,.0f} steps/s together, {self.apart:,.0f} apart on {self.cores} cores"
+
+
+def laid_out(study: Study, out: Path) -> Study:
+    """The study with the groups split that were measured to be faster apart."""
+    return replace(study, runs=tuple(run for planned in study.runs for run in _runs(planned, out)))
+
+
+def layouts(study: Study, out: Path) -> dict[str, Layout]:
+    """What is known of the groups of a study as its file has them, by what they are."""
+    known = {title(planned): known_layout(planned, out) for planned in study.runs}
+    return {name: layout for name, layout in known.items() if layout is not None}
+
+
+def unmeasured(study: Study, out: Path) -> list[Planned]:
+    """Groups whose layout is still open."""
+    return [
+        planned
+        for planned in study.runs
+        if len(planned.config.seeds) > 1 and not planned.folder(out).path.exists() and not known_layout(planned, out)
+    ]
+
+
+def known_layout(planned: Planned, out: Path) -> Layout | None:
+    """What was measured of a group; None if nothing was."""
+    file = _file(planned, out)
+    if not file.exists():
+        return None
+    try:
+        return Layout(**read_json(file))
+    except TypeError as error:
+        raise RunError(f"{file} is not a layout ({error}). Remove it, and the group is trained together.") from error
+
+
+def measure(planned: Planned, out: Path, program: Sequence[str], pending: int, seconds: float = 4.0) -> Layout:
+    """Measure a group both ways and keep the result.
+
+    Each way is given the machine as the study would give it: `pending` runs (times the seeds, apart) share the cores.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    alone = replace(planned.config, seeds=planned.config.seeds[:1])
+    arguments = [*program, str(seconds)]
+    layout = Layout(
+        together=_rate(planned.config, min(pending, cores), cores, arguments),
+        apart=_rate(alone, min(pending * len(planned.config.seeds), cores), cores, arguments),
+        cores=cores,
+    )
+    file = _file(planned, out)
+    with writing(file):
+        make_folder(file.parent)
+        write_json(file, asdict(layout))
+    return layout
+
+
+def title(planned: Planned) -> str:
+    return f"{planned.label} on {planned.task}, seeds {configs.format_value(planned.config.seeds)}"
+
+
+def _runs(planned: Planned, out: Path) -> Iterator[Planned]:
+    layout = known_layout(planned, out)
+    if layout is None or not layout.is_apart or planned.folder(out).path.exists():
+        yield planned
+    else:
+        yield from (replace(planned, config=replace(planned.config, seeds=(seed,))) for seed in planned.config.seeds)
+
+
+def _file(planned: Planned, out: Path) -> Path:
+    return out / ".layouts" / f"{planned.folder(out).name}.json"
+
+
+def _rate(config: RunConfig, processes: int, cores: int, arguments: Sequence[str]) -> float:
+    """Steps per second of so many processes side by side, all members together."""
+    environment = {**os.environ, "NPROC": str(max(1, cores // processes))}
+    text = json.dumps(configs.to_json(config))
+
+    def one(_: int) -> float:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise RunError(f"the speed of {config.preset} on {config.task_name} could not be measured: {said[-1]}")
+        return float(done.stdout.split()[-1])
+
+    with ThreadPoolExecutor(processes) as pool:
+        return sum(pool.map(one, range(processes)))

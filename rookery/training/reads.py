@@ -1,0 +1,156 @@
+"""Refuse values that nothing reads: a flag without effect is a lie about what was trained.
+
+Which entries a run's programs read is found out by tracing them abstractly with twins of the configs that take note of
+every entry they are asked for. What checks, labels and JSON read does not count, for they get the configs themselves.
+Entries of the run as a whole (steps, evaluation, checkpoints) are not looked at: the trainer always uses them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import typing
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import jax
+
+from rookery.core import config as configs
+from rookery.core.errors import ConfigError
+from rookery.core.registry import PRESETS, TASKS
+from rookery.training.config import RunConfig
+from rookery.training.loop import Program
+
+T = TypeVar("T")
+_NOTES = "_notes"  # attribute of a twin: (paths read so far, the twin's own path)
+_TRIALS = 8  # settings that are tried in search of the switch that would bring a value to life
+
+
+def refuse_unread(config: RunConfig) -> None:
+    """Raise `ConfigError` if the user set an entry of the algorithm or of the task that no program of the run reads."""
+    dead = unread(config)
+    if dead:
+        raise ConfigError("\n".join(_explain(config, path) for path in dead))
+
+
+def unread(config: RunConfig) -> list[str]:
+    """Paths that are swept, or differ from the preset's and the task's own values, but are read by nothing."""
+    chosen = _chosen(config)
+    # A plain preset on a plain task need not wait for a trace.
+    read = reads(_unswept(config)) if chosen else frozenset()
+    return [path for path in chosen if path not in read]
+
+
+def reads(config: RunConfig) -> frozenset[str]:
+    """Dotted paths of the algorithm's and the task's entries that collecting, learning or evaluation reads."""
+    return _reads(config.algo, config.task)
+
+
+@functools.cache
+def _reads(algo: Any, task: Any) -> frozenset[str]:
+    found: set[str] = set()
+    program = Program(RunConfig("", "", _twin(algo, found, "algo"), _twin(task, found, "task")))
+    state = jax.eval_shape(program.init)
+    jax.eval_shape(partial(program.chunk, iterations=program.iterations_per_chunk()), state)
+    jax.eval_shape(program.evaluate, state)
+    return frozenset(found)
+
+
+def _chosen(config: RunConfig) -> list[str]:
+    """What the user set; nothing is known of a preset or task that is not registered here."""
+    bases = {"algo": PRESETS.get(config.preset, config.algo), "task": TASKS.get(config.task_name, config.task)}
+    changed = [
+        f"{part}.{path}"
+        for part, base in bases.items()
+        for path, (_, now) in configs.diff(base, getattr(config, part)).items()
+        if now is not None
+    ]
+    return list(dict.fromkeys([*(sweep.path for sweep in config.sweep), *changed]))
+
+
+def _unswept(config: RunConfig) -> RunConfig:
+    """One member of a sweep: as traced arrays, swept entries would all be looked up."""
+    first = {sweep.path: sweep.values[0] for sweep in config.sweep}
+    return dataclasses.replace(configs.with_values(config, first), sweep=())
+
+
+# --- twins
+
+
+def _twin(config: T, found: set[str], path: str) -> T:
+    """A config that behaves as the given one, and adds to `found` the path of every entry it is asked for."""
+    twin = object.__new__(_twin_class(type(config)))
+    for field in dataclasses.fields(typing.cast(Any, config)):
+        value, below = getattr(config, field.name), f"{path}.{field.name}"
+        is_config = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        object.__setattr__(twin, field.name, _twin(value, found, below) if is_config else value)
+    object.__setattr__(twin, _NOTES, (found, path))
+    return twin
+
+
+@functools.cache
+def _twin_class(cls: type[Any]) -> type[Any]:
+    names = frozenset(field.name for field in dataclasses.fields(cls))
+
+    def note_and_get(self: Any, name: str) -> Any:
+        if name in names:
+            # A copy by `dataclasses.replace` has no notes, but making it read every entry.
+            found, path = vars(self).get(_NOTES, (set(), ""))
+            found.add(f"{path}.{name}")
+        return object.__getattribute__(self, name)
+
+    # By identity: whatever is kept by config (a built environment) must be made anew from the twin.
+    return type(cls.__name__, (cls,), {"__getattribute__": note_and_get, "__hash__": object.__hash__})
+
+
+# --- the message
+
+
+def _explain(config: RunConfig, path: str) -> str:
+    value = configs.format_value(configs.get_path(config, path))
+    switch = _switch(_unswept(config), path)
+    if switch is None:
+        return f"{path}={value} has no effect: nothing reads it with this config. Remove it."
+    name, now, other = (switch[0], *map(configs.format_value, switch[1:]))
+    return f"{path}={value} has no effect: nothing reads it with {name}={now}. Remove it, or set {name}={other}."
+
+
+def _switch(config: RunConfig, path: str) -> tuple[str, Any, Any] | None:
+    """An entry, its value, and another value with which `path` would be read; None if none is near."""
+    for name, other in itertools.islice(_alternatives(config, path), _TRIALS):
+        try:
+            changed = configs.set_path(config, name, other)
+            changed.algo.check(changed.task.spec)
+            if path in reads(changed):
+                return name, configs.get_path(config, name), other
+        except Exception:  # of any kind: a combination that cannot be built is no advice
+            continue
+    return None
+
+
+def _alternatives(config: RunConfig, path: str) -> Iterator[tuple[str, Any]]:
+    """Other values of the entries around `path`, its neighbours first: named choices, then on and off."""
+    for above in _owners(path):
+        owner = configs.get_path(config, above)
+        # Stable: the owner's own entries stand before those of the configs in it.
+        around = {f"{above}.{name}": now for name, now in sorted(configs.leaves(owner).items(), key=_depth)}
+        around.pop(path, None)
+        yield from ((name, other) for name, now in around.items() for other in _choices(config, name, now))
+        yield from ((name, type(now)(not now)) for name, now in around.items() if isinstance(now, (bool, int, float)))
+
+
+def _depth(leaf: tuple[str, Any]) -> int:
+    return leaf[0].count(".")
+
+
+def _choices(config: RunConfig, path: str, now: Any) -> list[Any]:
+    kind = configs.type_of(config, path)
+    return [other for other in typing.get_args(kind) if other != now] if typing.get_origin(kind) is Literal else []
+
+
+def _owners(path: str) -> list[str]:
+    """ "algo.mixer.embed" -> ["algo.mixer", "algo"]."""
+    names = path.split(".")[:-1]
+    return [".".join(names[:depth]) for depth in range(len(names), 0, -1)]

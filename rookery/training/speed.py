@@ -1,0 +1,34 @@
+"""How fast a run would train here, found out by training it for a moment."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import numpy as np
+
+from rookery.training.config import RunConfig
+from rookery.training.loop import Program
+from rookery.training.train import compile_chunk, use_compilation_cache
+
+
+def steps_per_second(config: RunConfig, seconds: float) -> float:
+    """Steps per second, all members together, over at least `seconds`; nothing is written.
+
+    The program is the run's own, so the run will find it compiled.
+    """
+    use_compilation_cache()
+    program = Program(config)
+    chunk = compile_chunk(program, jax.eval_shape(program.init))
+    # The first chunk is not timed: a replay store may have to fill before the first gradient step.
+    state, report = chunk(jax.jit(program.init)())
+    before, start = _steps(report.steps), time.perf_counter()
+    while True:
+        state, report = chunk(state)
+        taken, passed = _steps(report.steps) - before, time.perf_counter() - start
+        if passed >= seconds:
+            return taken / passed
+
+
+def _steps(members: jax.Array) -> int:
+    return int(np.asarray(members, np.int64).sum())
