@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -281,22 +281,36 @@ class Training(ModuleType):
         super().__init__("rookery.training.train")
         self.calls: list[tuple[Any, ...]] = []
         self.error: BaseException | None = None
+        self.log: Sequence[str] = ()
 
-    def train(self, config: RunConfig, out: Path, progress: Any = None) -> None:
+    def train(self, config: RunConfig, out: Path, progress: Any = None, log: Sequence[str] = ()) -> None:
         self.calls.append(("train", config, out))
+        self.log = log
         RunFolder.open_or_create(out, to_json(config), config.preset, config.task_name)
         progress.update(5, 10, 2.0, {"train/return_mean": 1.0})
         if self.error:
             raise self.error
 
-    def resume(self, path: Path, progress: Any = None) -> None:
+    def resume(self, path: Path, progress: Any = None, log: Sequence[str] = ()) -> None:
         self.calls.append(("resume", path))
+        self.log = log
         if self.error:
             raise self.error
 
     def evaluate_run(self, path: Path, episodes: int, which: str) -> pl.DataFrame:
         self.calls.append(("eval", path, episodes, which))
         return episodes_frame()
+
+
+def test_logs_are_passed_on_and_checked_first(
+    training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"train toy --task toymaze/5 --out {tmp_path} --log"
+    assert cli.main([*command.split(), "tensorbord"]) == 2
+    assert "expected tensorboard or wandb" in capsys.readouterr().err
+    assert training.calls == []
+    assert cli.main([*command.split(), "tensorboard"]) == 0
+    assert training.log == ("tensorboard",)
 
 
 @pytest.fixture
