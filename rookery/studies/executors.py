@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rookery.core.errors import ConfigError
+from rookery.core.errors import ConfigError, RunError
 
 BYTES_PER_RUN = 3 << 29
 """Memory set aside for a run: most need between half a GiB and two."""
@@ -242,8 +242,11 @@ class Ray:
         self._ray = _needed("ray", "ray")
         try:
             self._ray.init(address=address or None, log_to_driver=False, logging_level="warning")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"--executor ray: {_first_line(error)} Give another --address, or none.") from error
+        except Exception as error:  # Ray raises bare ones here
+            where = f"no Ray cluster at {address}" if address else "Ray did not start"
+            raise RunError(
+                f"{where}: {_first_line(error)} Begin one with `ray start --head`, then try again."
+            ) from error
         self._program = tuple(program)
         self.threads = threads or 1
         cores = int(self._ray.cluster_resources().get("CPU", 1))

@@ -531,7 +531,7 @@ def test_an_interrupted_process_exits_with_130(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from rookery.app import cli\n"
         "module = types.ModuleType('rookery.training.train')\n"
-        "def resume(path, progress):\n"
+        "def resume(path, progress, log):\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
         "module.resume = resume\n"

@@ -42,7 +42,7 @@ def begin(file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
 
 def await_parts(process: subprocess.Popen[str], folder: RunFolder, count: int) -> None:
     """Wait until a run has so many chunks."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(folder.parts("metrics")) < count:
         assert process.poll() is None, process.stdout and process.stdout.read()
         assert time.monotonic() < deadline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,7 +130,11 @@ def test_wandb_is_offline_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
             write("metrics", frame.with_columns(chunk=pl.lit(2), steps=pl.lit(128), loss=pl.lit(0.25)))
         (kept,) = (folder.path / "wandb").glob("offline-run-*/*.wandb")
         assert folder.id in kept.name
-        assert wandb_losses(kept) == [(64, "0.125"), (128, "0.25")]
+        expected = [(64, "0.125"), (128, "0.25")]
+        deadline = time.monotonic() + 60
+        while wandb_losses(kept) != expected and time.monotonic() < deadline:
+            time.sleep(0.1)  # another process writes it
+        assert wandb_losses(kept) == expected
 
 
 @pytest.mark.parametrize(("name", "module"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
