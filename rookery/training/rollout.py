@@ -59,9 +59,37 @@ def advance(task: Task[Any], env: PyTree[Array], step: Step, action: Action, key
     """One row on: a transition, or where the last row closed an episode, a reset."""
     action = within_bounds(task.spec.action, action)
     envs = step.first.shape[0]
-    fresh, opening = jax.vmap(task.reset)(jax.random.split(stream(key, "reset"), envs))
-    moved, after = jax.vmap(task.step)(env, action, jax.random.split(stream(key, "step"), envs))
-    return where_env(step.last, (fresh, opening), (moved, after))
+    moved = jax.vmap(task.step)(env, action, jax.random.split(stream(key, "step"), envs))
+    return _reset_where(task, step.last, jax.random.split(stream(key, "reset"), envs), moved)
+
+
+def _reset_where(task: Task[Any], last: Bool[Array, "env"], keys: Array, moved: Any) -> Any:
+    """`moved`, but a fresh episode in each environment whose `last` is set.
+
+    Resets are computed only in rows where an episode of any member has ended: environments that run in step (MPE) need
+    them in 1 of 26. A condition of each member's own would turn into a `select` under vmap, and always be computed.
+    """
+
+    def keep(last: Array, keys: Array, moved: Any) -> Any:
+        return moved
+
+    def renew(last: Array, keys: Array, moved: Any) -> Any:
+        return where_env(last, jax.vmap(task.reset)(keys), moved)
+
+    @jax.custom_batching.custom_vmap
+    def reset(last: Array, keys: Array, moved: Any) -> Any:
+        return jax.lax.cond(jnp.any(last), renew, keep, last, keys, moved)
+
+    @reset.def_vmap
+    def over_members(members: int, batched: Any, *args: Any) -> tuple[Any, Any]:
+        def lead(x: Array, has: bool) -> Array:
+            return x if has else jnp.broadcast_to(x, (members, *x.shape))
+
+        args = jax.tree.map(lead, args, tuple(batched))
+        out = jax.lax.cond(jnp.any(args[0]), jax.vmap(renew), jax.vmap(keep), *args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return reset(last, keys, moved)
 
 
 def add_up(tally: Tally, step: Step) -> Tally:
