@@ -26,8 +26,9 @@ from rookery.ops import batches, distributions, returns
 class Value:
     """How the critic learns."""
 
-    sees: Literal["obs", "state", "both"] = "state"
-    """obs: each agent's own (IPPO); state: the global state, one value for the team; both: state and own obs."""
+    sees: Literal["obs", "state", "state_id", "both"] = "state"
+    """obs: each agent's own (IPPO); state: the global state, one value for the team; state_id: state and the agent's
+    index; both: state and own obs."""
     loss: Literal["mse", "huber"] = "huber"
     """Shape of the value loss."""
     huber: float = 10.0
@@ -145,7 +146,8 @@ class PPO:
     def init(self, spec: Spec, key: Array) -> PPOState:
         """Fresh weights."""
         own = view_size(spec, agent_id=self._id(spec))
-        seen = {"obs": own, "state": spec.state_size, "both": spec.state_size + own}[self.value.sees]
+        state = spec.state_size
+        seen = {"obs": own, "state": state, "state_id": state + spec.n_agents, "both": state + own}[self.value.sees]
         width = distributions.parameters(spec.action)
         net = self.actor.init(stream(key, "actor"), spec.n_agents, own, width, gain=0.01)
         actor = Actor(net, jnp.full(width, -0.5, jnp.float32))
@@ -187,6 +189,8 @@ class PPO:
             x = jnp.broadcast_to(x, (*x.shape[:-2], self._viewers(spec), x.shape[-1]))
             if self.value.sees == "both":
                 x = jnp.concatenate([x, own_view(spec, step, agent_id=self._id(spec))], axis=-1)
+            if self.value.sees == "state_id":
+                x = jnp.concatenate([x, jnp.broadcast_to(jnp.eye(spec.n_agents), (*x.shape[:-1], spec.n_agents))], axis=-1)
         carry, v = self.critic.unroll(critic, carry, x, step.first)
         return carry, v[..., 0]
 

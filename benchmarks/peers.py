@@ -1,0 +1,250 @@
+"""The same work as JaxMARL's own scripts: speed after compiling, compile time, peak memory, as ratios.
+
+    python benchmarks/peers.py --jaxmarl CHECKOUT --peer-python PYTHON [--only CASE ...] [--rounds 3] [--out FILE]
+
+CHECKOUT is a clone of github.com/FLAIROx/JaxMARL; PYTHON is an interpreter with its requirements. Every measurement is
+a process of its own, and the two sides take turns, so that what else the machine does hits both. A rate is the
+best of its rounds; ratios above 1 are in Rookery's favour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Case:
+    """One script of JaxMARL's and the run of ours that does the same work."""
+
+    preset: str
+    task: str
+    script: str
+    configs: tuple[str, ...]
+    """Its own defaults, as files of the checkout; later ones win."""
+    updates: int
+    """Updates (collect, learn) of one measurement, on both sides."""
+    ours: dict[str, Any] = field(default_factory=dict)
+    """What our preset needs to match a script that was written for another task."""
+    theirs: dict[str, Any] = field(default_factory=dict)
+    skip: int = 2
+    """Updates at the start that do not count (warming up; filling a replay buffer, without learning)."""
+
+
+SPREAD = "mpe/simple_spread"
+CASES = {
+    "mappo_rnn spread": Case(
+        "mappo_jaxmarl",
+        SPREAD,
+        "MAPPO/mappo_rnn_mpe.py",
+        ("MAPPO/config/mappo_homogenous_rnn_mpe.yaml",),
+        updates=16,
+    ),
+    "mappo_rnn 2s3z": Case(
+        "mappo_jaxmarl",
+        "smax/2s3z",
+        "MAPPO/mappo_rnn_smax.py",
+        ("MAPPO/config/mappo_homogenous_rnn_smax.yaml",),
+        updates=5,
+        skip=1,
+        ours={
+            "algo.collect.envs": 128,
+            "algo.entropy": 0.0,
+            "algo.optimiser.clip": 0.25,
+            "algo.value.sees": "state_id",
+        },
+    ),
+    "ippo_ff spread": Case(
+        "ippo_jaxmarl", SPREAD, "IPPO/ippo_ff_mpe.py", ("IPPO/config/ippo_ff_mpe.yaml",), updates=200
+    ),
+    "qmix_rnn spread": Case(
+        "qmix_jaxmarl",
+        SPREAD,
+        "QLearning/qmix_rnn.py",
+        ("QLearning/config/config.yaml", "QLearning/config/alg/ql_rnn_mpe.yaml"),
+        updates=650,
+        skip=60,
+        # It logs only if wandb is on; its greedy tests are not part of training.
+        theirs={"WANDB_MODE": "offline", "TEST_DURING_TRAINING": False},
+    ),
+}
+
+
+def main() -> None:
+    """Measure the chosen cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jaxmarl", type=Path, help="a checkout of JaxMARL")
+    parser.add_argument("--peer-python", type=Path, help="an interpreter with JaxMARL's requirements")
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each side; the first compiles cold")
+    parser.add_argument("--out", type=Path, help="where to write all figures as JSON")
+    parser.add_argument("--ours", help=argparse.SUPPRESS)  # measure our side in this process: a case's name
+    given = parser.parse_args()
+    if given.ours:
+        print(json.dumps(measure_ours(CASES[given.ours])))
+        return
+    if not (given.jaxmarl and given.peer_python):
+        parser.error("--jaxmarl and --peer-python are needed.")
+    results = {"machine": machine(), "cases": {}}
+    for name in given.only:
+        results["cases"][name] = compare(name, given.jaxmarl.resolve(), given.peer_python, given.rounds)
+        if given.out:
+            given.out.write_text(json.dumps(results, indent=1))
+        print_case(name, results["cases"][name])
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    cpu = next((x.split(":")[1].strip() for x in _lines("/proc/cpuinfo") if x.startswith("model name")), "")
+    return {"cpu": cpu or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def compare(name: str, checkout: Path, peer_python: Path, rounds: int) -> dict[str, Any]:
+    """Both sides in turn, `rounds` times; the first round fills each side's compilation cache."""
+    case = CASES[name]
+    request = {
+        "checkout": str(checkout),
+        "script": case.script,
+        "configs": case.configs,
+        "overrides": case.theirs,
+        "log": ["grad_steps"],
+    }
+    ours = [sys.executable, str(HERE / "peers.py"), "--ours", name]
+    sides: dict[str, list[dict[str, Any]]] = {"ours": [], "jaxmarl": []}
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(rounds):
+            sides["ours"].append(_run(ours, f"{cache}/ours"))
+            # Their program holds the number of updates; ours is a chunk that is called again.
+            steps = sides["ours"][0]["envs"] * sides["ours"][0]["length"] * case.updates
+            theirs = {**request, "overrides": {**case.theirs, "TOTAL_TIMESTEPS": steps}}
+            command = [str(peer_python), str(HERE / "jaxmarl_side.py"), json.dumps(theirs)]
+            answer = _run(command, f"{cache}/jaxmarl", {"PYTHONPATH": str(checkout)})
+            sides["jaxmarl"].append(_peer_rates(case, answer))
+    return {side: _summary(answers) for side, answers in sides.items()}
+
+
+def _run(command: list[str], cache: str, extra: dict[str, str] | None = None) -> dict[str, Any]:
+    """One measuring process; its last line of output is its answer."""
+    env = dict(os.environ, JAX_COMPILATION_CACHE_DIR=cache, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    done = subprocess.run(command, env=env | (extra or {}), capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)[:200]} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_ours(case: Case) -> dict[str, Any]:
+    """Our side in this process: compile a chunk of one iteration, then run it again and again."""
+    import jax
+
+    import rookery
+    from rookery.training.loop import Program
+
+    config = rookery.config(case.preset, case.task, **case.ours)
+    program = Program(config)
+    start = time.perf_counter()
+    init = jax.jit(program.init).lower().compile()
+    step = jax.jit(lambda state: program.chunk(state, iterations=1), donate_argnums=0)
+    step = step.lower(jax.eval_shape(program.init)).compile()
+    compile_seconds = time.perf_counter() - start
+    state = init()
+    rows: list[tuple[float, float, int]] = []
+    gradient_steps = 0.0
+    for _ in range(case.updates + 1):
+        rows.append((time.perf_counter(), time.process_time(), int(state.members.steps[0])))
+        state, report = step(state)
+        counted = report.means.get("gradient_steps")
+        gradient_steps += float(counted.total[0]) if counted else config.algo.epochs * config.algo.minibatches
+    (wall, cpu, steps), (wall_end, cpu_end, steps_end) = rows[case.skip], rows[-1]
+    updates = case.updates - case.skip
+    return {
+        "envs": config.algo.collect.envs,
+        "length": config.algo.collect.transitions(config.task.spec),
+        "steps_per_second": (steps_end - steps) / (wall_end - wall),
+        "cpu_per_update": (cpu_end - cpu) / updates,
+        "updates_per_second": updates / (wall_end - wall),
+        "compile_seconds": compile_seconds,
+        "gradient_steps": gradient_steps * case.updates / (case.updates + 1),
+        "parameters": _parameters(state),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def _parameters(state: Any) -> int:
+    """Trained weights of one member, actor's and critic's (or agent's and mixer's) together."""
+    import jax
+
+    algo = state.members.algo
+    trained = algo.nets if hasattr(algo, "nets") else algo.learner.online
+    return sum(x[0].size for x in jax.tree.leaves(trained))
+
+
+def _peer_rates(case: Case, answer: dict[str, Any]) -> dict[str, Any]:
+    """Rates from the moments at which the script logged its updates."""
+    rows = answer.pop("updates")
+    first, last = rows[case.skip - 1], rows[-1]
+    updates = len(rows) - case.skip
+    seconds = last["wall"] - first["wall"]
+    return answer | {
+        "steps_per_second": updates * answer["steps_per_update"] / seconds,
+        "cpu_per_update": (last["cpu"] - first["cpu"]) / updates,
+        "updates_per_second": updates / seconds,
+    }
+
+
+def _summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Best rates, cold and cached compile time, and what was counted."""
+    last = answers[-1]
+    return {
+        "steps_per_second": max(a["steps_per_second"] for a in answers),
+        "updates_per_second": max(a["updates_per_second"] for a in answers),
+        "cpu_per_update": min(a["cpu_per_update"] for a in answers),
+        "spread": [round(a["steps_per_second"]) for a in answers],
+        "compile_cold": answers[0]["compile_seconds"],
+        "compile_cached": statistics.median(a["compile_seconds"] for a in answers[1:] or answers),
+        "peak_mib": max(a["peak_mib"] for a in answers),
+        "gradient_steps": last["gradient_steps"],
+        "parameters": last["parameters"],
+    }
+
+
+ROWS = {  # name -> whether more is better
+    "steps_per_second": True,
+    "updates_per_second": True,
+    "cpu_per_update": False,
+    "compile_cold": False,
+    "compile_cached": False,
+    "peak_mib": False,
+}
+
+
+def print_case(name: str, sides: dict[str, Any]) -> None:
+    """One case as lines of text."""
+    ours, theirs = sides["ours"], sides["jaxmarl"]
+    print(f"\n{name:28} {'rookery':>12} {'jaxmarl':>12} {'ratio':>7}")
+    for row, more in ROWS.items():
+        ratio = ours[row] / theirs[row] if more else theirs[row] / ours[row]
+        print(f"  {row:26} {ours[row]:12,.4g} {theirs[row]:12,.4g} {ratio:7.2f}")
+    for row in ("gradient_steps", "parameters"):
+        print(f"  {row:26} {ours[row]:12,.0f} {theirs[row]:12,.0f}")
+    print(f"  {'steps/s of each round':26} {ours['spread']} {theirs['spread']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
