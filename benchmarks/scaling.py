@@ -112,8 +112,7 @@ def by_seeds() -> dict[str, Any]:
             found[f"{preset}, {seeds} seeds, one program"] = answer(apart("rate", preset=preset, seeds=seeds))
         # More processes than cores wait for each other: the rate of a full machine is the rate of any number of seeds.
         rates = [answer(p) for p in [apart("rate", preset=preset) for _ in range(cores)]]
-        total = {"steps_per_second": sum(r["steps_per_second"] for r in rates), "peak_mib": rates[0]["peak_mib"] * cores}
-        found[f"{preset}, {cores} processes at a time"] = total
+        found[f"{preset}, {cores} processes at a time"] = {k: sum(r[k] for r in rates) for k in rates[0]}
     return found
 
 

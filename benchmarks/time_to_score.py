@@ -5,9 +5,9 @@
 
 One process at a time. The clock starts when the process does: importing and compiling are part of it (no compilation
 cache is used). Ours is scored by its greedy evaluations, every 2% of the budget, 64 episodes each, whose time counts;
-JaxMARL's scripts have none, so theirs is what they log: the mean score of the episodes that ended in an update, played by
-the sampling policy. That is free of cost for them, a little below what the greedy policy would score, and as noisy
-as the number of episodes; so their score counts as reached only as a mean of three updates.
+JaxMARL's scripts have none, so theirs is what they log: the mean score of the episodes that ended in an update, played
+by the sampling policy. That costs them nothing, is a little below what the greedy policy would score, and as noisy as
+the episodes are few; so their score counts as reached only as a mean of three updates.
 Results are appended to FILE, one JSON line each.
 """
 

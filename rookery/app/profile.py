@@ -1,7 +1,7 @@
 """Where the time of one iteration goes: its parts, each compiled alone and timed beside the whole.
 
-A part alone is not quite the part inside: XLA fuses across the borders, and a part must write out what the whole hands on.
-So the parts need not add up to the whole; the difference is shown as `rest`, and may be negative.
+A part alone is not quite the part inside: XLA fuses across the borders, and a part must write out what the whole hands
+on. So the parts need not add up to the whole; the difference is shown as `rest`, and may be negative.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def lines(config: RunConfig, parts: list[Part]) -> list[str]:
         f"one iteration of {members} member(s): {1e3 * whole.wall:.2f} ms, {rows / whole.wall:,.0f} rows/s, "
         f"{whole.cpu / whole.wall:.1f} cores busy",
         *(f"  {name:12} {1e3 * wall:9.2f} ms {wall / whole.wall:7.1%}" for name, wall in seconds.items()),
-        "rest: the whole less environment, policy and update. buffer is a part of update. evaluation comes on top, once",
-        f"in {every} iterations. Parts are compiled alone, without fusion across their borders: they need not add up.",
+        "rest: the whole less environment, policy and update. buffer is a part of update. evaluation comes on top,",
+        f"once in {every} iterations. Parts are compiled alone, each for itself: they need not add up.",
     ]
 
 
@@ -79,7 +79,7 @@ def _late(config: RunConfig) -> Array:
     return jnp.int32(stored.capacity // config.algo.collect.envs if stored else 0)
 
 
-def _each(run: RunState, f: Callable[[Member, Clock], Any], *more: Any) -> Any:
+def _each(run: RunState, f: Callable[..., Any], *more: Any) -> Any:
     """`f` for every member."""
     return jax.vmap(lambda m, *x: f(m, run.clock(m.steps, run.iteration), *x))(run.members, *more)
 
