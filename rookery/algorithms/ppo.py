@@ -190,7 +190,8 @@ class PPO:
             if self.value.sees == "both":
                 x = jnp.concatenate([x, own_view(spec, step, agent_id=self._id(spec))], axis=-1)
             if self.value.sees == "state_id":
-                x = jnp.concatenate([x, jnp.broadcast_to(jnp.eye(spec.n_agents), (*x.shape[:-1], spec.n_agents))], axis=-1)
+                index = jnp.broadcast_to(jnp.eye(spec.n_agents), (*x.shape[:-1], spec.n_agents))
+                x = jnp.concatenate([x, index], axis=-1)
         carry, v = self.critic.unroll(critic, carry, x, step.first)
         return carry, v[..., 0]
 

@@ -204,6 +204,13 @@ def train_command(argv: Sequence[str]) -> int:
         refuse_unread(config)
         print(json.dumps(configs.to_json(config), indent=2))
         return 0
+    if given.profile:
+        from rookery.app.profile import lines, profile
+        from rookery.training.train import use_compilation_cache
+
+        use_compilation_cache()
+        print("\n".join(lines(config, profile(config))))
+        return 0
     from rookery.training.train import train
 
     log = parse_log(given.log)

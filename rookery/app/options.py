@@ -45,6 +45,8 @@ class Train:
     """Folder of the runs."""
     dry_run: bool = False
     """Print the resolved config and stop."""
+    profile: bool = False
+    """Print where the time of one iteration goes, and stop; nothing is written."""
     quiet: bool = False
     """Show no progress."""
     log: LogNames = ""

@@ -77,8 +77,8 @@ def unroll(
 ) -> tuple[Float[Array, "b h"], Float[Array, "time b h"]]:
     """Final hidden state and all hidden states; `reset` zeroes the state before its row is read.
 
-    The gradient is written out, because the derived one is up to twice as slow: it adds to the weight gradients in every
-    step, whatever the batch, and keeps more than it needs.
+    The gradient is written out, because the derived one is up to twice as slow: it adds to the weight gradients in
+    every step, whatever the batch, and keeps more than it needs.
     """
     h, (states, _) = _forward(p, h, x, reset)
     return h, states
@@ -118,7 +118,7 @@ def _backward(kept: tuple[Any, ...], grads: tuple[Array, Array]) -> tuple[Gru, A
     w_back, w_out = p.w_hidden.T, p.w_in.T  # transposed once, not in every step
     before = jnp.where(reset[..., None], 0.0, jnp.concatenate([start[None], states[:-1]]))
 
-    def back(carry: tuple[Array, Gru | None], now: Any) -> tuple[tuple[Array, Gru | None], Any]:
+    def back(carry: tuple[Array, Any], now: Any) -> tuple[tuple[Array, Any], Any]:
         d_h, total = carry
         d_state, reset_t, row = now
         slope = row if few else slopes(row[0], row[1])

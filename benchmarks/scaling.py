@@ -1,0 +1,180 @@
+"""How speed and memory grow: with seeds, agents, environments, replayed episodes and the length of a run; and the
+settings of two torch code bases beside ours.
+
+    python benchmarks/scaling.py [--only seeds agents envs replay length torch] [--out FILE]
+
+Every figure comes from a process of its own. Rates are environment steps per second of all members together, learning
+included, after compiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Request = dict[str, Any]
+SPREAD = "mpe/simple_spread"
+
+TORCH = {
+    # Rates of the torch code bases on two CPU cores, learning included: measured once, on another day.
+    "EPyMARL QMIX, 1 environment": (678, {"preset": "qmix_pymarl"}),
+    "on-policy MAPPO, 128 environments": (2044, {"preset": "mappo_onpolicy"}),
+}
+
+
+def rate(preset: str, task: str = SPREAD, seeds: int = 1, seconds: float = 5.0, **values: Any) -> dict[str, Any]:
+    """Steps per second of one process over `seconds`, and its peak memory."""
+    import jax
+
+    import rookery
+    from rookery.training.loop import Program
+    from rookery.training.train import use_compilation_cache
+
+    use_compilation_cache()
+    config = rookery.config(preset, task, seeds=seeds, **values)
+    program = Program(config)
+    step = jax.jit(lambda state: program.chunk(state, iterations=1), donate_argnums=0)
+    state = jax.jit(program.init)()
+    # A store must hold enough to learn from before the clock starts.
+    store = getattr(config.algo, "replay", None)
+    warm = 2 + (-(-max(store.start, store.batch) // config.algo.collect.envs) if store else 0)
+    for _ in range(warm):
+        state, _ = step(state)
+    before, start = int(state.members.steps.sum()), time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        state, report = step(state)
+        jax.block_until_ready(report)
+    steps = int(state.members.steps.sum()) - before
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return {"steps_per_second": round(steps / (time.perf_counter() - start)), "peak_mib": peak}
+
+
+def episode_bytes(preset: str, task: str) -> dict[str, Any]:
+    """Bytes of one stored sequence, and of the whole store."""
+    import jax
+
+    import rookery
+    from rookery.training.loop import Program
+
+    config = rookery.config(preset, task)
+    store = jax.eval_shape(Program(config).init).members.algo.store
+    total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(store))
+    capacity = config.algo.replay.capacity
+    return {"bytes_per_sequence": total // capacity, "store_mib": round(total / 2**20, 1)}
+
+
+def long_run(preset: str, task: str, steps: int) -> dict[str, Any]:
+    """Rates of the first and of the last tenth of one long run, its first chunk left out."""
+    import tempfile
+
+    import rookery
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = rookery.train(rookery.config(preset, task, steps=steps, **{"evaluation.episodes": 4}), out=folder)
+        timing = run.timing().sort("chunk")[1:]
+    tenth = max(1, len(timing) // 10)
+    ends = {"first": timing[:tenth], "last": timing[-tenth:]}
+    rates = {name: round(rows["steps"].sum() / rows["seconds"].sum()) for name, rows in ends.items()}
+    return {**rates, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+
+
+WORK: dict[str, Callable[..., dict[str, Any]]] = {"rate": rate, "episode_bytes": episode_bytes, "long_run": long_run}
+
+
+def apart(work: str, **request: Any) -> subprocess.Popen[str]:
+    """Start one measurement in a process of its own."""
+    command = [sys.executable, __file__, "--work", json.dumps([work, request])]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What that process measured."""
+    out, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"a measurement failed with code {process.returncode}.")
+    return json.loads(out.splitlines()[-1])
+
+
+def by_seeds() -> dict[str, Any]:
+    """Seeds in one program, and the same number in processes side by side (as many at a time as there are cores)."""
+    found: dict[str, Any] = {}
+    cores = os.cpu_count() or 1
+    for preset in ("mappo", "qmix", "mappo_jaxmarl"):
+        for seeds in (1, 4, 16):
+            found[f"{preset}, {seeds} seeds, one program"] = answer(apart("rate", preset=preset, seeds=seeds))
+        # More processes than cores wait for each other: the rate of a full machine is the rate of any number of seeds.
+        rates = [answer(p) for p in [apart("rate", preset=preset) for _ in range(cores)]]
+        found[f"{preset}, {cores} processes at a time"] = {k: sum(r[k] for r in rates) for k in rates[0]}
+    return found
+
+
+def by_agents() -> dict[str, Any]:
+    maps = ("3m", "8m", "25m", "27m_vs_30m")
+    return {f"mappo, smax/{m}": answer(apart("rate", preset="mappo", task=f"smax/{m}", seconds=10.0)) for m in maps}
+
+
+def by_envs() -> dict[str, Any]:
+    counts = (1, 4, 16, 64, 256, 1024, 4096)
+    request = {"preset": "mappo", "algo.minibatches": 1}
+    return {f"mappo, {n} environments": answer(apart("rate", **request, **{"algo.collect.envs": n})) for n in counts}
+
+
+def by_replay() -> dict[str, Any]:
+    cells = [(p, t) for p in ("qmix", "qmix_pymarl") for t in (SPREAD, "smax/3m", "smax/27m_vs_30m")]
+    return {f"{p}, {t}": answer(apart("episode_bytes", preset=p, task=t)) for p, t in cells}
+
+
+def by_length() -> dict[str, Any]:
+    return {
+        f"{preset}, 5M steps": answer(apart("long_run", preset=preset, task=SPREAD, steps=5_000_000))
+        for preset in ("mappo", "qmix")
+    }
+
+
+def beside_torch() -> dict[str, Any]:
+    found = {}
+    for name, (theirs, request) in TORCH.items():
+        ours = answer(apart("rate", **request, seconds=10.0))
+        found[name] = {**ours, "theirs": theirs, "ratio": round(ours["steps_per_second"] / theirs, 1)}
+    return found
+
+
+QUESTIONS = {
+    "seeds": by_seeds,
+    "agents": by_agents,
+    "envs": by_envs,
+    "replay": by_replay,
+    "length": by_length,
+    "torch": beside_torch,
+}
+
+
+def main() -> None:
+    """Answer the chosen questions, one JSON line for each figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
+    parser.add_argument("--out", type=Path, help="JSON file; what it holds of other questions is kept")
+    parser.add_argument("--work", help=argparse.SUPPRESS)  # one measurement in this process
+    given = parser.parse_args()
+    if given.work:
+        work, request = json.loads(given.work)
+        print(json.dumps(WORK[work](**request)))
+        return
+    results = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
+    for question in given.only:
+        results[question] = QUESTIONS[question]()
+        print("\n".join(f"{name}: {json.dumps(figures)}" for name, figures in results[question].items()), flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
