@@ -15,7 +15,7 @@ from rookery.algorithms.inputs import own_view, team_view, view_size
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
-from rookery.core.types import Action, Clock, Collect, Mean, Metrics, Rollout, Spec, Step, team_discount
+from rookery.core.types import Action, Clock, Collect, Entities, Mean, Metrics, Rollout, Spec, Step, team_discount
 from rookery.mechanisms import normalise
 from rookery.nets.agent import Net, Params
 from rookery.nets.optimiser import Optimiser
@@ -110,6 +110,8 @@ class PPO:
     # -- what it needs ------------------------------------------------------------------------------------------
     def check(self, spec: Spec) -> None:
         """Refuse what this family cannot train."""
+        self.actor.check()
+        self.critic.check()
         length = self.collect.transitions(spec)
         rows = self.segment(spec)
         if length % rows:
@@ -129,7 +131,7 @@ class PPO:
             raise ConfigError("algo.collect.restart is for replayed episodes; PPO goes on where its rollout ended.")
 
     def _recurrent(self) -> bool:
-        return "gru" in (self.actor.kind, self.critic.kind)
+        return bool(self.actor.hidden or self.critic.hidden)
 
     def segment(self, spec: Spec) -> int:
         """Rows of one training sequence: 1 for feed-forward nets."""
@@ -142,6 +144,10 @@ class PPO:
         """Agent axis of the critic: a state that is the same for all agents is read once."""
         return 1 if self.value.sees == "state" and self.critic.weights == "shared" else spec.n_agents
 
+    def _critic_entities(self, spec: Spec) -> tuple[Entities, ...]:
+        """What is known of the critic's input: nothing of a state."""
+        return spec.entities if self.value.sees == "obs" else ()
+
     # -- state --------------------------------------------------------------------------------------------------
     def init(self, spec: Spec, key: Array) -> PPOState:
         """Fresh weights."""
@@ -149,9 +155,9 @@ class PPO:
         state = spec.state_size
         seen = {"obs": own, "state": state, "state_id": state + spec.n_agents, "both": state + own}[self.value.sees]
         width = distributions.parameters(spec.action)
-        net = self.actor.init(stream(key, "actor"), spec.n_agents, own, width, gain=0.01)
+        net = self.actor.init(stream(key, "actor"), spec.n_agents, own, width, 0.01, spec.entities)
         actor = Actor(net, jnp.full(width, -0.5, jnp.float32))
-        critic = self.critic.init(stream(key, "critic"), spec.n_agents, seen, 1, gain=1.0)
+        critic = self.critic.init(stream(key, "critic"), spec.n_agents, seen, 1, 1.0, self._critic_entities(spec))
         opt = (self.optimiser.init(actor), self.optimiser.init(critic))
         carry = self.critic.carry(self.collect.envs, self._viewers(spec))
         return PPOState(Nets(actor, critic), opt, normalise.fresh(), carry)
@@ -176,7 +182,8 @@ class PPO:
         return carry, action, distributions.log_prob(*args, action)
 
     def _distribution(self, spec: Spec, actor: Actor, carry: Array, step: Step) -> tuple[Array, Array]:
-        return self.actor.unroll(actor.net, carry, own_view(spec, step, agent_id=self._id(spec)), step.first)
+        x = own_view(spec, step, agent_id=self._id(spec))
+        return self.actor.unroll(actor.net, carry, x, step.first, spec.entities)
 
     def _values(
         self, spec: Spec, critic: Params, carry: Array, step: Step
@@ -192,7 +199,7 @@ class PPO:
             if self.value.sees == "state_id":
                 index = jnp.broadcast_to(jnp.eye(spec.n_agents), (*x.shape[:-1], spec.n_agents))
                 x = jnp.concatenate([x, index], axis=-1)
-        carry, v = self.critic.unroll(critic, carry, x, step.first)
+        carry, v = self.critic.unroll(critic, carry, x, step.first, self._critic_entities(spec))
         return carry, v[..., 0]
 
     # -- learning -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from rookery.nets.agent import Net
 from rookery.nets.optimiser import Optimiser
 
 GRU = Net("gru", width=8, layers=1)
+TRANSFORMER = Net("transformer", width=8, layers=1, heads=2)
 # Steps as large as these move the policy far from where it began: a carry or a reset that is not repeated shows.
 BASE = replace(shrink(PPO()), optimiser=Optimiser(lr=3e-2), collect=Collect(envs=4, length=12))
 CASES = {
@@ -21,6 +22,7 @@ CASES = {
     "gru": replace(BASE, actor=GRU, critic=GRU),
     "gru-chunk": replace(BASE, actor=GRU, critic=GRU, chunk=6),
     "gru-chunk-minibatches": replace(BASE, actor=GRU, critic=GRU, chunk=3, minibatches=2),
+    "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, chunk=6),
     "gru-actor-only-per-agent": replace(BASE, actor=replace(GRU, weights="per_agent"), chunk=6),
 }
 
