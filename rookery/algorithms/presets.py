@@ -82,7 +82,8 @@ PRESETS["super_dqn"] = replace(
     replay=replace(_iql.replay, priority=0.6, importance=0.4),
     share=_super,
 )
-PRESETS["super_qmix"] = replace(PRESETS["differ_qmix"], share=_super)
+# Individual rewards are made of their sender's values: receivers that take all of them drift (docs/results.md).
+PRESETS["super_qmix"] = replace(PRESETS["differ_qmix"], share=replace(_super, accept="closer"))
 PRESETS["inspire_qmix"] = replace(
     PRESETS["differ_qmix"], share=replace(_super, select="gaussian", partners="range", accept="closer")
 )
