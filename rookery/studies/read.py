@@ -184,9 +184,11 @@ def _fingerprint(run: RunFolder) -> str:
 
 def _digest_batch(runs: Sequence[RunFolder], prints: Mapping[str, str], cache: Path) -> Digest:
     """Digests of some runs; of those that are complete they are kept together for the next time."""
-    complete = [run for run in runs if run.status().state == "complete"]
-    others = [run for run in runs if run not in complete]
-    kept, fresh = (_tables(group, prints) for group in (complete, others))
+    done = {run.name for run in runs if run.status().state == "complete"}
+    complete, others = [run for run in runs if run.name in done], [run for run in runs if run.name not in done]
+    # The digest of a run whose status does not say complete may be older than its parts.
+    kept = _tables(complete, [run for run in complete if digest.file_of(run, "runs").exists()], prints)
+    fresh = _tables(others, [], prints)
     stored: Digest = {table: frame.lazy() for table, frame in kept.items()}
     if complete:
         # A folder that cannot be written to can still be read.
@@ -196,9 +198,10 @@ def _digest_batch(runs: Sequence[RunFolder], prints: Mapping[str, str], cache: P
     return {table: pl.concat([stored[table], fresh[table].lazy()]) for table in TABLES}
 
 
-def _tables(runs: Sequence[RunFolder], prints: Mapping[str, str]) -> dict[str, pl.DataFrame]:
-    """The digests of some runs as one: those in the folders of complete runs as they are, others made now."""
-    ready = [run for run in runs if run.status().state == "complete" and digest.file_of(run, "runs").exists()]
+def _tables(
+    runs: Sequence[RunFolder], ready: Sequence[RunFolder], prints: Mapping[str, str]
+) -> dict[str, pl.DataFrame]:
+    """The digests of some runs as one: `ready` ones are read from the folders, the others made now."""
     try:
         read = [_read_digests(ready)] if ready else []
     except (pl.exceptions.PolarsError, OSError):
