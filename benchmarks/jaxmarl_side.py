@@ -29,6 +29,8 @@ def main() -> None:
     for file in request["configs"]:
         config |= OmegaConf.to_container(OmegaConf.load(base / file))  # type: ignore[arg-type]
     config |= request["overrides"]
+    if "updates" in request:
+        config["TOTAL_TIMESTEPS"] = request["updates"] * config["NUM_ENVS"] * config["NUM_STEPS"]
     script = _load(base / request["script"])
     updates: list[dict[str, float]] = []
 

@@ -124,18 +124,16 @@ def compare(name: str, checkout: Path, peer_python: Path, rounds: int) -> dict[s
         "script": case.script,
         "configs": case.configs,
         "overrides": case.theirs,
+        "updates": case.updates,  # their program holds the number of updates; ours is a chunk that is called again
         "log": ["grad_steps"],
     }
+    theirs = [str(peer_python), str(HERE / "jaxmarl_side.py"), json.dumps(request)]
     ours = [sys.executable, str(HERE / "peers.py"), "--ours", name]
     sides: dict[str, list[dict[str, Any]]] = {"ours": [], "jaxmarl": []}
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(rounds):
             sides["ours"].append(_run(ours, f"{cache}/ours"))
-            # Their program holds the number of updates; ours is a chunk that is called again.
-            steps = sides["ours"][0]["envs"] * sides["ours"][0]["length"] * case.updates
-            theirs = {**request, "overrides": {**case.theirs, "TOTAL_TIMESTEPS": steps}}
-            command = [str(peer_python), str(HERE / "jaxmarl_side.py"), json.dumps(theirs)]
-            answer = _run(command, f"{cache}/jaxmarl", {"PYTHONPATH": str(checkout)})
+            answer = _run(theirs, f"{cache}/jaxmarl", {"PYTHONPATH": str(checkout)})
             sides["jaxmarl"].append(_peer_rates(case, answer))
     return {side: _summary(answers) for side, answers in sides.items()}
 
@@ -174,8 +172,6 @@ def measure_ours(case: Case) -> dict[str, Any]:
     (wall, cpu, steps), (wall_end, cpu_end, steps_end) = rows[case.skip], rows[-1]
     updates = case.updates - case.skip
     return {
-        "envs": config.algo.collect.envs,
-        "length": config.algo.collect.transitions(config.task.spec),
         "steps_per_second": (steps_end - steps) / (wall_end - wall),
         "cpu_per_update": (cpu_end - cpu) / updates,
         "updates_per_second": updates / (wall_end - wall),
