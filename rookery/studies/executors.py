@@ -234,19 +234,27 @@ class _RayJob:
         self.ray.cancel(self.task, force=True)
 
 
+def _join(ray: Any, address: str, tries: int = 2) -> None:
+    """Enter a cluster, or begin one. On a busy machine that can take longer than the half minute Ray allows itself."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(address=address or None, log_to_driver=False, logging_level="warning")
+            return
+        except Exception as error:  # Ray raises bare ones here
+            ray.shutdown()
+            where = f"no Ray cluster at {address}" if address else "Ray did not start"
+            told = f"{where}: {_first_line(error)} Begin one with `ray start --head`, then try again."
+            if not left:
+                raise RunError(told) from error
+
+
 class Ray:
     """A Ray cluster: the one at `address`, the one that runs on this machine, or a new one that ends with the study."""
 
     def __init__(self, program: Sequence[str], jobs: int, threads: int, pending: int, address: str = "") -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray = _needed("ray", "ray")
-        try:
-            self._ray.init(address=address or None, log_to_driver=False, logging_level="warning")
-        except Exception as error:  # Ray raises bare ones here
-            where = f"no Ray cluster at {address}" if address else "Ray did not start"
-            raise RunError(
-                f"{where}: {_first_line(error)} Begin one with `ray start --head`, then try again."
-            ) from error
+        _join(self._ray, address)
         self._program = tuple(program)
         self.threads = threads or 1
         cores = int(self._ray.cluster_resources().get("CPU", 1))
