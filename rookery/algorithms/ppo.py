@@ -286,8 +286,8 @@ class PPO:
         grads, metrics = jax.grad(loss, has_aux=True)(state.nets)
         actor, opt_a = self.optimiser.step(state.nets.actor, grads.actor, state.opt[0], clock.progress)
         critic, opt_c = self.optimiser.step(state.nets.critic, grads.critic, state.opt[1], clock.progress)
-        metrics["grad_norm_actor"] = Mean.of(optax.global_norm(grads.actor))
-        metrics["grad_norm_critic"] = Mean.of(optax.global_norm(grads.critic))
+        metrics["grad_norm_actor"] = Mean.of(optax.tree.norm(grads.actor))
+        metrics["grad_norm_critic"] = Mean.of(optax.tree.norm(grads.critic))
         return PPOState(Nets(actor, critic), (opt_a, opt_c), state.returns, state.critic_carry), metrics
 
     def _actor_loss(self, spec: Spec, actor: Actor, batch: Batch, carry: Array) -> tuple[Array, Metrics]:

@@ -219,7 +219,7 @@ class Q:
         updates = now.updates + 1
         weight = jnp.where(updates % self.target.every == 0, self.target.tau, 0.0)
         target = jax.tree.map(lambda new, old: weight * new + (1.0 - weight) * old, online, now.target)
-        metrics["grad_norm"] = Mean.of(optax.global_norm(grads))
+        metrics["grad_norm"] = Mean.of(optax.tree.norm(grads))
         if found.sizes is not None:
             metrics["priority_spread"] = Mean.of(jnp.max(found.sizes) / jnp.maximum(jnp.mean(found.sizes), 1e-9))
         recent = found.recent

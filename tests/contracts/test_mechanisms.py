@@ -216,10 +216,12 @@ def test_priorities_are_kept_and_used() -> None:
 # --- sharing
 
 
-def test_every_combination_of_choices_has_a_program() -> None:
-    """All pairs of what and with whom; what is taken and how much take turns, so that each meets each of the others."""
+def test_combinations_of_choices_have_a_program() -> None:
+    """Every third pair of what and with whom, so that each value meets several others; the other choices take turns."""
     turns = itertools.cycle(itertools.product(CHOICES["accept"], CHOICES["schedule"]))
-    pairs = itertools.product(CHOICES["select"][1:], CHOICES["partners"])
+    pairs = [*itertools.product(CHOICES["select"][1:], CHOICES["partners"])]
+    pairs = [pair for i, pair in enumerate(pairs) if (i + i // 6) % 3 == 0]
+    assert {x for pair in pairs for x in pair} == {*CHOICES["select"][1:], *CHOICES["partners"]}
     for (select, partners), (accept, schedule) in zip(pairs, turns, strict=False):
         algo = sharing(select=select, partners=partners, accept=accept, schedule=schedule)
         algo.check(SPEC)

@@ -45,12 +45,13 @@ def program_text(run: RunConfig) -> str:
     return jax.jit(lambda: program.evaluate(program.chunk(program.init(), 1)[0])).lower().as_text()
 
 
-@pytest.mark.parametrize("preset", list(PRESETS))
+# Of every family, and with each mechanism off and on.
+@pytest.mark.parametrize("preset", ["vdn", "qmix", "differ_transformer", "inspire_qmix", "mappo", "mappo_jaxmarl"])
 def test_what_is_not_read_changes_nothing(preset: str) -> None:
     run = small_config(preset)
     paths = [f"algo.{path}" for path in configs.leaves(run.algo) if path != "family"]
     silent = [path for path in paths if path not in reads(run)]
-    assert 0 < len(silent) < len(paths) / 2
+    assert 0 < len(silent) < len(paths)
     changed = run
     for path in silent:
         changed = configs.set_path(changed, path, other_value(run, path))
