@@ -28,7 +28,8 @@ class Recent(eqx.Module):
 
     errors: Float[Array, "agent window"]
     seen: Int[Array, "agent"]
-    roles: Float[Array, "agent feature"]
+    roles: Float[Array, "agent feature"] | None
+    """What each agent sees and does on average; None where nobody asks."""
     judge: Judge | None
 
 
@@ -155,7 +156,7 @@ class Share:
         return Recent(
             jnp.zeros((n, self.window)),
             jnp.zeros(n, jnp.int32),
-            jnp.zeros((n, features)),
+            jnp.zeros((n, features)) if self.partners == "role" else None,
             Judge.init(key, spec.obs_size) if self.judged else None,
         )
 
@@ -173,8 +174,10 @@ class Share:
         seen = jnp.where(after > self.window, self.window + after % self.window, after)
         return Recent(errors, seen, self._roles(recent, spec, own, batch), recent.judge)
 
-    def _roles(self, recent: Recent, spec: Spec, own: Experience, batch: Sequence) -> Float[Array, "agent feature"]:
+    def _roles(self, recent: Recent, spec: Spec, own: Experience, batch: Sequence) -> Array | None:
         """What each agent sees and does on average: a role without a network, moving slowly."""
+        if recent.roles is None:
+            return None
         obs = batch.step.obs[:-1].reshape(*own.error.shape, -1).astype(jnp.float32)
         x = jnp.concatenate([obs, jax.nn.one_hot(batch.action, spec.action.width)], axis=-1)
         lived = own.lived[..., None]
@@ -238,6 +241,7 @@ class Share:
             # The dead are nowhere.
             near = near & batch.step.alive[:-1][..., None] & batch.step.alive[:-1][..., None, :]
         elif self.partners == "role":
+            assert recent.roles is not None
             modes = measures.mean_shift(measures.standard(recent.roles), self.radius)
             gap = jnp.sqrt(jnp.sum((modes[:, None] - modes) ** 2, axis=-1))
             near = self._within(gap, may)

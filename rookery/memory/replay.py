@@ -116,7 +116,7 @@ def rate(
 def proportional(key: Array, mass: Float[Array, "n"], draws: int) -> Int[Array, "draws"]:
     """`draws` independent indices, each with probability mass / sum(mass): the inverse of the distribution function.
 
-    One pass of cumulative sums for all draws: no tree to keep (benchmarks/priority.py has what that costs).
+    One pass of cumulative sums for all draws: no tree to keep (benchmarks/mechanisms.py times it).
     """
     upto = jnp.cumsum(mass)
     at = jax.random.uniform(key, (draws,)) * upto[-1]

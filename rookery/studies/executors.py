@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rookery.core.errors import ConfigError, RunError
+from rookery.training.provenance import usable_cores
 
 BYTES_PER_RUN = 3 << 29
 """Memory set aside for a run: most need between half a GiB and two."""
@@ -137,7 +138,7 @@ class Processes:
 
 def processes(program: Sequence[str], jobs: int, threads: int, pending: int) -> Processes:
     """As many side by side as asked for, or one for each core as far as memory allows."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     room = max(1, free_memory() // BYTES_PER_RUN)
     slots = max(1, min(jobs or min(cores // max(threads, 1), room), pending))
     return Processes(program, slots, threads or max(1, cores // slots))

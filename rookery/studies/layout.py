@@ -22,6 +22,7 @@ from rookery.studies.plan import Planned, Study
 from rookery.training.checkpoint import make_folder
 from rookery.training.config import RunConfig
 from rookery.training.folder import read_json, write_json, writing
+from rookery.training.provenance import usable_cores
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def measure(planned: Planned, out: Path, program: Sequence[str], pending: int, s
 
     Each way is given the machine as the study would give it: `pending` runs (times the seeds, apart) share the cores.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     alone = replace(planned.config, seeds=planned.config.seeds[:1])
     arguments = [*program, str(seconds)]
     layout = Layout(

@@ -107,14 +107,14 @@ def _finals(final: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _is_metric(name: str) -> bool:
+def is_metric(name: str) -> bool:
     """Whether a column is no name of a member: those are its seed and the paths of swept entries."""
     return name not in _IDENTITY and not name.startswith("algo.")
 
 
 def _metrics(metrics: pl.DataFrame) -> pl.DataFrame:
     """Long form: one row per member and metric; what was never measured is left out."""
-    names = [n for n, kind in metrics.schema.items() if kind.is_numeric() and _is_metric(n)]
+    names = [n for n, kind in metrics.schema.items() if kind.is_numeric() and is_metric(n)]
     if metrics.is_empty() or not names:
         return pl.DataFrame()
     rows = metrics.unpivot(names, index=["member", "chunk"], variable_name="metric")

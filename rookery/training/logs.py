@@ -19,10 +19,10 @@ import polars as pl
 from rookery.core.config import label, to_json
 from rookery.core.errors import ConfigError
 from rookery.training.config import RunConfig
+from rookery.training.digest import is_metric
 from rookery.training.folder import Kind, RunFolder
 from rookery.training.loop import MemberInfo, member_infos
 
-_IDENTITY = ("member", "seed", "chunk", "steps")
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 Write = Callable[[Kind, pl.DataFrame], None]
 
@@ -90,7 +90,7 @@ def write_part(log: Log, kind: Kind, frame: pl.DataFrame) -> None:
         rows = frame
     else:
         return
-    names = [n for n, of in rows.schema.items() if of.is_float() and n not in _IDENTITY and not n.startswith("algo.")]
+    names = [n for n, of in rows.schema.items() if of.is_float() and is_metric(n)]
     for row in rows.iter_rows(named=True):
         values = {name: row[name] for name in names if row[name] is not None and row[name] == row[name]}
         log.write(row["member"], row["steps"], values)

@@ -26,6 +26,11 @@ _ENVIRONMENT = ("XLA_FLAGS", *_THREADS)
 _SOURCE = Path(__file__).resolve().parents[1]
 
 
+def usable_cores() -> int:
+    """Cores that this process may compute on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def collect() -> dict[str, Any]:
     """Where and with what this process computes, as JSON. What cannot be found out is None."""
     return {
@@ -37,7 +42,7 @@ def collect() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu": _cpu_model(),
         "cpus": os.cpu_count(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_bytes": _memory(),
         "platform": jax.default_backend(),
         "devices": [device.device_kind for device in jax.devices()],
