@@ -16,7 +16,7 @@ from rookery.core.errors import RookeryError
 
 def main(folder: Path, parent: int, log: Sequence[str] = ()) -> int:
     """Train or resume the run; returns the exit code."""
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    end_with(parent)
     load_registries()
     from rookery.training.train import resume
 
@@ -30,11 +30,15 @@ def main(folder: Path, parent: int, log: Sequence[str] = ()) -> int:
     return 0
 
 
-def _watch(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Stop when the study was killed: nobody would see what this process does."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGKILL)  # at any moment: the folder survives it
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)  # at any moment: the folder survives it
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from stand_in import tell
 
 from rookery.core.config import to_json
 from rookery.studies import plan, schedule
@@ -24,24 +25,6 @@ tasks = ["matrix/climbing"]
 algorithms = ["vdn", "qmix", "iql"]
 seeds = 2
 steps = 1000
-"""
-CHILD = """
-import sys, time
-from pathlib import Path
-from rookery.training.folder import RunFolder
-folder = RunFolder(Path(sys.argv[1]))
-action = {actions}.get(folder.name.split("__")[0], "complete")
-with folder.lock():
-    folder.set_status("running")
-    if action == "sleep":
-        time.sleep(60)
-    if action == "say":
-        print("the cause")
-        sys.exit(3)
-    if action == "die":
-        import os
-        os.kill(os.getpid(), 9)
-    folder.set_status("complete", "done", 1.0)
 """
 
 
@@ -59,9 +42,7 @@ class Watched:
 
 def acting(tmp_path: Path, slots: int = 2, **actions: str) -> Processes:
     """Processes that do what their preset is told, by default to complete."""
-    script = tmp_path / "child.py"
-    script.write_text(CHILD.format(actions=actions))
-    return Processes([str(script)], slots, 1)
+    return Processes([tell(tmp_path, **actions)], slots, 1)
 
 
 def states(entries: Sequence[schedule.Entry]) -> dict[str, str]:
