@@ -224,7 +224,10 @@ def _read_digests(runs: Sequence[RunFolder]) -> dict[str, pl.DataFrame]:
     for table in TABLES:
         files = {str(digest.file_of(run, table)): run.name for run in runs}
         frame = pl.read_parquet(list(files), include_file_paths="run")
-        found[table] = frame.with_columns(pl.col("run").replace_strict(files, return_dtype=pl.String))
+        # The rows of a file follow each other: one look-up for each file, not for each row.
+        stretches = frame["run"].rle().struct.unnest()
+        names = pl.Series([files[path] for path in stretches["value"]], dtype=pl.String)
+        found[table] = frame.with_columns(run=names.gather(frame["run"].rle_id()))
     return found
 
 

@@ -111,6 +111,16 @@ class Results:
         }
 
     @cached_property
+    def aggregates(self) -> dict[str, tuple[stats.Estimate, stats.Estimate]]:
+        """IQM and optimality gap of the normalised scores of every label that has some."""
+        n = self.compare.resamples
+        return {
+            label: (stats.aggregate(strata, stats.iqm, n), stats.aggregate(strata, stats.optimality_gap, n))
+            for label in self.labels
+            if (strata := self.normalised(label))
+        }
+
+    @cached_property
     def improvements(self) -> dict[str, stats.Estimate]:
         """Probability of improvement over the baseline of every other label that has a task in common with it."""
         found = {}

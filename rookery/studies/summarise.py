@@ -82,12 +82,9 @@ def efficiency_table(results: Results) -> Table:
 def aggregate_table(results: Results) -> Table:
     """Normalised scores over all tasks that have a scale."""
     rows = []
-    for label in results.labels:
+    for label, (iqm, gap) in results.aggregates.items():
         strata = results.normalised(label)
-        if strata:
-            n = results.compare.resamples
-            iqm, gap = (stats.aggregate(strata, f, n).floats() for f in (stats.iqm, stats.optimality_gap))
-            rows.append((label, *iqm, *gap, len(strata), sum(map(len, strata))))
+        rows.append((label, *iqm.floats(), *gap.floats(), len(strata), sum(map(len, strata))))
     left_out = [task for task in results.tasks if task not in results.scaled_tasks()]
     missing = f" Left out, for want of a reference score: {', '.join(left_out)}." if left_out else ""
     note = f"Absolute metric, 0 at the random and 1 at the reference score. {_scales_note(results)}{missing}"
