@@ -152,14 +152,17 @@ def measure_ours(case: Case) -> dict[str, Any]:
     import jax
 
     import rookery
-    from rookery.training.loop import Program
+    from rookery.training import devices
 
     config = rookery.config(case.preset, case.task, **case.ours)
-    program = Program(config)
+    devices.claim_cores(config)
+    program = devices.spread(config)
     start = time.perf_counter()
-    init = jax.jit(program.init).lower().compile()
-    step = jax.jit(lambda state: program.chunk(state, iterations=1), donate_argnums=0)
-    step = step.lower(jax.eval_shape(program.init)).compile()
+    shapes = devices.placed(program)
+    where = devices.shardings(shapes)
+    init = jax.jit(program.init, out_shardings=where).lower().compile()
+    step = jax.jit(lambda state: program.chunk(state, iterations=1), donate_argnums=0, out_shardings=(where, None))
+    step = step.lower(shapes).compile()
     compile_seconds = time.perf_counter() - start
     state = init()
     rows: list[tuple[float, float, int]] = []
@@ -168,7 +171,7 @@ def measure_ours(case: Case) -> dict[str, Any]:
         rows.append((time.perf_counter(), time.process_time(), int(state.members.steps[0])))
         state, report = step(state)
         counted = report.means.get("gradient_steps")
-        gradient_steps += float(counted.total[0]) if counted else config.algo.epochs * config.algo.minibatches
+        gradient_steps += float(counted.value[0]) if counted else config.algo.epochs * config.algo.minibatches
     (wall, cpu, steps), (wall_end, cpu_end, steps_end) = rows[case.skip], rows[-1]
     updates = case.updates - case.skip
     return {
@@ -177,13 +180,13 @@ def measure_ours(case: Case) -> dict[str, Any]:
         "updates_per_second": updates / (wall_end - wall),
         "compile_seconds": compile_seconds,
         "gradient_steps": gradient_steps * case.updates / (case.updates + 1),
-        "parameters": _parameters(state),
+        "parameters": _parameters(state) // program.parts,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
 
 def _parameters(state: Any) -> int:
-    """Trained weights of one member, actor's and critic's (or agent's and mixer's) together."""
+    """Trained weights of one member, actor's and critic's (or agent's and mixer's) together, in all its parts."""
     import jax
 
     algo = state.members.algo

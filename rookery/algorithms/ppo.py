@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import equinox as eqx
@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from rookery.algorithms.inputs import own_view, team_view, view_size
+from rookery.core import parts
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
@@ -117,10 +118,11 @@ class PPO:
         if length % rows:
             raise ConfigError(f"algo.chunk ({self.chunk}) must divide the {length} transitions of a rollout.")
         sequences = self.collect.envs * (length // rows)
-        if sequences % self.minibatches:
+        if sequences % (self.minibatches * self.collect.parts):
             raise ConfigError(
                 f"{sequences} sequences (algo.collect.envs {self.collect.envs} x {length // rows} chunks) cannot be "
-                f"split into {self.minibatches} equal minibatches; change algo.minibatches."
+                f"split into {self.minibatches} equal minibatches of {self.collect.parts} equal parts; change "
+                "algo.minibatches or algo.collect.parts."
             )
         if not spec.cooperative and self.value.sees == "state":
             raise ConfigError(
@@ -129,6 +131,10 @@ class PPO:
             )
         if self.collect.restart:
             raise ConfigError("algo.collect.restart is for replayed episodes; PPO goes on where its rollout ended.")
+
+    def part(self) -> PPO:
+        """What one of `collect.parts` parts computes."""
+        return replace(self, collect=self.collect.part())
 
     def _recurrent(self) -> bool:
         return bool(self.actor.hidden or self.critic.hidden)
@@ -281,9 +287,10 @@ class PPO:
         def loss(nets: Nets) -> tuple[Array, Metrics]:
             actor, metrics = self._actor_loss(spec, nets.actor, batch, carries[0])
             critic = self._critic_loss(spec, nets.critic, batch, carries[1])
-            return actor + self.value.weight * critic.value, {**metrics, "value_loss": critic}
+            return actor + self.value.weight * parts.share(critic), {**metrics, "value_loss": critic}
 
         grads, metrics = jax.grad(loss, has_aux=True)(state.nets)
+        grads = parts.total(grads)
         actor, opt_a = self.optimiser.step(state.nets.actor, grads.actor, state.opt[0], clock.progress)
         critic, opt_c = self.optimiser.step(state.nets.critic, grads.critic, state.opt[1], clock.progress)
         metrics["grad_norm_actor"] = Mean.of(optax.tree.norm(grads.actor))
@@ -312,7 +319,7 @@ class PPO:
         }
         if self.clip > 0:
             metrics["clipped"] = Mean.of((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32), batch.active)
-        return surrogate.value - self.entropy * entropy.value, metrics
+        return parts.share(surrogate) - self.entropy * parts.share(entropy), metrics
 
     def _critic_loss(self, spec: Spec, critic: Params, batch: Batch, carry: Array) -> Mean:
         """Squared or huber error of the values, clipped around the old ones, over active agents."""

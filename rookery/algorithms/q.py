@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from rookery.algorithms.inputs import own_view, view_size
+from rookery.core import parts
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
@@ -113,12 +114,21 @@ class Q:
                 f"mixer '{self.mixer.kind}' needs a cooperative task; {spec.name} rewards its teams differently. "
                 f"Try iql or ippo, or one team only: --task.team (teams: {teams})."
             )
-        self.replay.check(self.collect.envs)
+        self.replay.check(self.collect.envs, self.collect.parts)
         self.net.check()
         self.credit.check(self.mixer.kind)
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
         alike = self.net.weights == "shared" and not self.agent_id
         self.share.check(spec, individual=individual, alike=alike, tokens=self.net.kind == "transformer")
+        if self.collect.parts > 1 and (self.credit.kind != "none" or self.share.select != "none"):
+            raise ConfigError(
+                "algo.credit and algo.share choose among all transitions of a batch, which several parts do not see; "
+                "use --algo.collect.parts 1."
+            )
+
+    def part(self) -> Q:
+        """What one of `collect.parts` parts computes."""
+        return replace(self, collect=self.collect.part(), replay=self.replay.part(self.collect.parts))
 
     def segment(self, spec: Spec) -> int:
         """One carry per sequence."""
@@ -215,6 +225,7 @@ class Q:
         grads, (found, metrics) = jax.grad(self._loss, argnums=1, has_aux=True)(
             spec, now.online, now, batch, draw, clock, key
         )
+        grads = parts.total(grads)
         online, opt = self._move(now, grads, clock)
         updates = now.updates + 1
         weight = jnp.where(updates % self.target.every == 0, self.target.tau, 0.0)
@@ -275,7 +286,7 @@ class Q:
         }
         found = Found(draw.sizes(q_tm1, goal, valid), None, None)
         if self.credit.kind == "none" and self.share.select == "none":
-            return squared.value, (found, metrics)
+            return parts.share(squared), (found, metrics)
         mine, squares, about = self.credit.learn(mix, q_i, v_i, q_tm1 - goal, batch, self.gamma, clock, key)
         own = Mean.of(draw.weigh(squares), mine.lived)
         metrics |= {**about, "own_loss": own}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
@@ -189,6 +189,12 @@ class Collect:
     """Transitions per environment and iteration, a reset counting as one; 0: one whole episode of the longest kind."""
     restart: bool = False
     """Begin every rollout with a reset and count its first episode only (PyMARL's episodes); otherwise go on."""
+    parts: int = 1
+    """Parts that the environments are divided into, which learn as one; each can have a device (a core, a GPU)."""
+
+    def part(self) -> Collect:
+        """What one part collects."""
+        return replace(self, envs=self.envs // self.parts, parts=1)
 
     def transitions(self, spec: Spec) -> int:
         """Transitions per environment and iteration on such a task."""

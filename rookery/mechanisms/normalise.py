@@ -6,6 +6,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rookery.core import parts
+from rookery.core.types import Mean
+
 
 class Running(eqx.Module):
     """Exponential means of x and x squared, with the weight they have gathered so far."""
@@ -20,11 +23,10 @@ def fresh() -> Running:
 
 
 def track(s: Running, x: Array, where: Array, memory: float) -> Running:
-    """Take in the entries of `x` that `where` selects; `memory` is the share kept of what was known."""
-    n = jnp.sum(where)
-    mean = jnp.sum(jnp.where(where, x, 0.0)) / jnp.maximum(n, 1)
-    square = jnp.sum(jnp.where(where, x**2, 0.0)) / jnp.maximum(n, 1)
-    new = jnp.where(n > 0, 1.0 - memory, 0.0)
+    """Take in the entries of `x` that `where` selects, of all parts of the run; `memory` is the share kept."""
+    first, second = parts.total((Mean.of(x, where), Mean.of(x**2, where)))
+    mean, square = first.value, second.value
+    new = jnp.where(first.weight > 0, 1.0 - memory, 0.0)
     return Running(
         s.mean + new * (mean - s.mean), s.square + new * (square - s.square), s.weight + new * (1.0 - s.weight)
     )

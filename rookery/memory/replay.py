@@ -56,8 +56,19 @@ class Replay:
     importance: float = 0.4
     """Power of the weights that undo what priorities distort; it rises to 1 by the end of the run."""
 
-    def check(self, envs: int) -> None:
-        """Refuse sizes that do not fit together; `envs` sequences are added at a time."""
+    def part(self, parts: int) -> Replay:
+        """The store of one part of a run: all together are this one, and take as many gradient steps."""
+        return Replay(
+            self.capacity // parts,
+            self.batch // parts,
+            self.start // parts,
+            self.steps_per_sequence * parts,
+            self.priority,
+            self.importance,
+        )
+
+    def check(self, envs: int, parts: int = 1) -> None:
+        """Refuse sizes that do not fit together; `envs` sequences are added at a time, to the stores of `parts`."""
         if self.capacity % envs:
             raise ConfigError(
                 f"algo.replay.capacity ({self.capacity}) must be a multiple of algo.collect.envs ({envs})."
@@ -66,6 +77,12 @@ class Replay:
             raise ConfigError(
                 f"algo.replay.batch ({self.batch}) and algo.replay.start ({self.start}) must fit into "
                 f"algo.replay.capacity ({self.capacity})."
+            )
+        if parts > 1 and (self.batch % parts or self.start % parts or self.priority):
+            raise ConfigError(
+                f"algo.collect.parts ({parts}) must divide algo.replay.batch ({self.batch}) and algo.replay.start "
+                f"({self.start}), and algo.replay.priority ({self.priority}) must be 0: parts do not see each "
+                "other's sequences."
             )
         per_iteration = self.steps_per_sequence * envs
         if per_iteration < 1 or abs(per_iteration - round(per_iteration)) > 1e-6:

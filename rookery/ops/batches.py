@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from rookery.core import parts
+from rookery.core.types import Mean
+
 
 def standardise(x: Array, where: Array) -> Array:
-    """Mean 0 and deviation 1 over the entries that `where` selects."""
-    mean = jnp.mean(x, where=where)
-    return (x - mean) / (jnp.std(x, where=where) + 1e-5)
+    """Mean 0 and deviation 1 over the entries that `where` selects, in all parts of the run."""
+    centred = x - parts.mean(Mean.of(x, where))
+    return centred / (jnp.sqrt(parts.mean(Mean.of(centred**2, where))) + 1e-5)
 
 
 def to_sequences(data: Any, rows: int) -> Any:

@@ -28,9 +28,20 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"steps must be at most {MAX_STEPS:,}, got {config.steps:,}.")
     if not config.seeds or len(set(config.seeds)) < len(config.seeds):
         raise ConfigError(f"seeds must be different from each other, at least one; got {list(config.seeds)}.")
+    _check_parts(config)
     config.algo.check(config.task.spec)
     if config.sweep:
         _check_sweep(config)
+
+
+def _check_parts(config: RunConfig) -> None:
+    collect = config.algo.collect
+    if collect.parts < 1 or collect.envs % collect.parts:
+        raise ConfigError(
+            f"algo.collect.parts must be at least 1 and divide algo.collect.envs ({collect.envs}); got {collect.parts}."
+        )
+    if collect.parts > 1 and not hasattr(config.algo, "part"):
+        raise ConfigError(f"{type(config.algo).__name__} has no `part`, so it cannot learn in several parts.")
 
 
 def _check_sweep(config: RunConfig) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree, UInt
 
+from rookery.core import parts
 from rookery.core.config import with_values
 from rookery.core.keys import stream
 from rookery.core.types import Algorithm, Clock, Mean, Metrics, Task
@@ -24,8 +28,8 @@ class Member(eqx.Module):
 
     key: UInt[Array, "2"]
     hyper: dict[str, Float[Array, ""]]
-    algo: PyTree[Array]
-    worlds: Worlds
+    algo: PyTree[Array]  # [part, ...] where there are several
+    worlds: Worlds  # [part, ...] where there are several
     steps: UInt[Array, ""]
     best: PyTree[Array]
     """The policy with the best evaluation so far."""
@@ -84,14 +88,21 @@ class Program:
     """The pure functions of one run; everything in it is static."""
 
     config: RunConfig
+    mesh: Mesh | None = None
+    """Devices [member, part] that the run is spread over; None: all is computed where the state is."""
 
     @property
     def task(self) -> Task[Any]:
         return self.config.task
 
+    @property
+    def parts(self) -> int:
+        return self.config.algo.collect.parts
+
     def algo(self, hyper: dict[str, Array]) -> Algorithm[Any]:
-        """The algorithm with a member's swept values in it (possibly traced)."""
-        return with_values(self.config.algo, {path.removeprefix("algo."): x for path, x in hyper.items()})
+        """The algorithm of one part, with a member's swept values in it (possibly traced)."""
+        algo = self.config.algo if self.parts == 1 else self.config.algo.part()
+        return with_values(algo, {path.removeprefix("algo."): x for path, x in hyper.items()})
 
     def init(self) -> RunState:
         """Fresh members."""
@@ -104,16 +115,52 @@ class Program:
     def _init_member(self, key: Array, hyper: dict[str, Array]) -> Member:
         algo = self.algo(hyper)
         state = algo.init(self.task.spec, stream(key, "init"))
-        worlds = open_worlds(algo, self.task, algo.collect.envs, stream(key, "worlds"))
-        return Member(key, hyper, state, worlds, jnp.uint32(0), algo.policy(state), jnp.float32(-jnp.inf))
+
+        def part() -> tuple[Any, Worlds]:
+            return state, open_worlds(algo, self.task, algo.collect.envs, parts.own(stream(key, "worlds")))
+
+        every = part
+        if self.parts > 1:
+            every = jax.vmap(part, axis_name=parts.AXIS, axis_size=self.parts)
+        return Member(key, hyper, *every(), jnp.uint32(0), algo.policy(state), jnp.float32(-jnp.inf))
+
+    def specs(self, state: RunState) -> Any:
+        """Over which axes of the mesh each array of such a state is spread."""
+        member, whole = PartitionSpec("member"), PartitionSpec()
+        divided = PartitionSpec("member", parts.AXIS) if self.parts > 1 else member
+        marks = eqx.tree_at(lambda s: s.members, _each(whole, state), _each(member, state.members))
+        return eqx.tree_at(_own, marks, _each(divided, _own(state)))
+
+    def _over_parts(self, f: Callable[[RunState], tuple[RunState, Any]], state: RunState) -> tuple[RunState, Any]:
+        """`f` of every part: at once on the devices of the mesh, or as a batch axis, or simply of the only one.
+
+        What is not a part's own comes out alike of all, because it is a sum over them.
+        """
+        if self.mesh is not None:
+            specs = self.specs(state)
+            out = (specs, PartitionSpec("member"))
+            f = f if self.parts == 1 else _of_a_part(f)
+            return jax.shard_map(f, mesh=self.mesh, in_specs=(specs,), out_specs=out, check_vma=False)(state)
+        if self.parts == 1:
+            return f(state)
+
+        def part(own: Any) -> tuple[Any, Any]:
+            after, out = f(eqx.tree_at(_own, state, own))
+            return _own(after), (after, out)
+
+        own, same = jax.vmap(part, in_axes=1, out_axes=(1, 0), axis_name=parts.AXIS)(_own(state))
+        after, out = jax.tree.map(lambda x: x[0], same)
+        return eqx.tree_at(_own, after, own), out
 
     def chunk(self, state: RunState, iterations: int) -> tuple[RunState, ChunkReport]:
         """`iterations` iterations of every member."""
+        return self._over_parts(partial(self._chunk, iterations=iterations), state)
 
+    def _chunk(self, state: RunState, iterations: int) -> tuple[RunState, ChunkReport]:
         def one_member(member: Member) -> tuple[Member, ChunkReport]:
             times = state.iteration + jnp.arange(iterations)
-            member, history = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
-            return member, _report(*history)
+            member, (metrics, steps) = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
+            return member, _report(parts.total(metrics), steps)
 
         members, report = jax.vmap(one_member)(state.members)
         return RunState(members, state.iteration + iterations, state.budget), report
@@ -123,26 +170,28 @@ class Program:
         algo = self.algo(member.hyper)
         clock = run.clock(member.steps, iteration)
         policy = algo.policy(member.algo)
-        worlds, rollout, episodes = collect(
-            algo, self.task, policy, member.worlds, clock, stream(member.key, "collect", iteration)
-        )
-        steps = member.steps + jnp.sum(rollout.filled).astype(jnp.uint32)
+        key = parts.own(stream(member.key, "collect", iteration))
+        worlds, rollout, episodes = collect(algo, self.task, policy, member.worlds, clock, key)
+        steps = member.steps + parts.total(jnp.sum(rollout.filled)).astype(jnp.uint32)
         clock = run.clock(steps, iteration)
-        learned, metrics = algo.update(
-            self.task.spec, member.algo, rollout, clock, stream(member.key, "update", iteration)
-        )
+        key = parts.own(stream(member.key, "update", iteration))
+        learned, metrics = algo.update(self.task.spec, member.algo, rollout, clock, key)
         metrics = {**{f"train/{k}": v for k, v in episodes.items()}, **metrics}
         after = Member(member.key, member.hyper, learned, worlds, steps, member.best, member.best_score)
         return _strong(after), (metrics, steps)
 
     def evaluate(self, state: RunState) -> tuple[RunState, dict[str, Array]]:
         """Greedy episodes of every member [member, episode, ...]; keeps the best policy of each."""
+        return self._over_parts(self._evaluate, state)
 
+    def _evaluate(self, state: RunState) -> tuple[RunState, dict[str, Array]]:
         def one(member: Member) -> tuple[Member, dict[str, Array]]:
             algo = self.algo(member.hyper)
             policy = algo.policy(member.algo)
             clock, key = state.clock(member.steps, state.iteration), stream(member.key, "evaluate", state.iteration)
-            episodes = play(algo, self.task, policy, clock, key, self.config.evaluation.episodes)
+            wanted = self.config.evaluation.episodes
+            played = play(algo, self.task, policy, clock, parts.own(key), -(-wanted // self.parts))
+            episodes = jax.tree.map(lambda x: x[:wanted], parts.joined(played))
             score = jnp.mean(self.score(episodes))
             better = score > member.best_score
             best = jax.tree.map(lambda new, old: jnp.where(better, new, old), policy, member.best)
@@ -154,7 +203,7 @@ class Program:
 
     def policies(self, state: RunState) -> Policies:
         """What acting needs of a run, and nothing else."""
-        members = state.members
+        members = (state if self.parts == 1 else _with_own(state, lambda x: x[:, 0])).members
         last = jax.vmap(lambda m: self.algo(m.hyper).policy(m.algo))(members)
         return Policies(last, members.best, members.hyper, members.steps, state.iteration, state.budget)
 
@@ -185,6 +234,30 @@ class Program:
         nominal = max(1, collect.envs * real)
         chunks = self.config.evaluation.points * self.config.evaluation.rows
         return max(1, math.ceil(self.config.steps / chunks / nominal))
+
+
+def _own(state: RunState) -> tuple[Any, Worlds]:
+    """What each part has for itself [member, part, ...], where there are several."""
+    return state.members.algo, state.members.worlds
+
+
+def _each(mark: Any, tree: Any) -> Any:
+    """The tree with a mark for every leaf."""
+    return jax.tree.map(lambda _: mark, tree)
+
+
+def _of_a_part(f: Callable[[RunState], tuple[RunState, Any]]) -> Callable[[RunState], tuple[RunState, Any]]:
+    """`f` on a device's share of the state, whose part axis has a length of 1."""
+
+    def local(state: RunState) -> tuple[RunState, Any]:
+        state, out = f(_with_own(state, lambda x: x[:, 0]))
+        return _with_own(state, lambda x: x[:, None]), out
+
+    return local
+
+
+def _with_own(state: RunState, f: Callable[[Array], Array]) -> RunState:
+    return eqx.tree_at(_own, state, jax.tree.map(f, _own(state)))
 
 
 def _strong(tree: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from rookery.training.config import RunConfig
-from rookery.training.loop import Program
+from rookery.training.devices import claim_cores, placed, shardings, spread
 from rookery.training.train import compile_chunk, use_compilation_cache
 
 
@@ -18,10 +18,12 @@ def steps_per_second(config: RunConfig, seconds: float) -> float:
     The program is the run's own, so the run will find it compiled.
     """
     use_compilation_cache()
-    program = Program(config)
-    chunk = compile_chunk(program, jax.eval_shape(program.init))
+    claim_cores(config)
+    program = spread(config)
+    shapes = placed(program)
+    chunk = compile_chunk(program, shapes)
     # The first chunk is not timed: a replay store may have to fill before the first gradient step.
-    state, report = chunk(jax.jit(program.init)())
+    state, report = chunk(jax.jit(program.init, out_shardings=shardings(shapes))())
     before, start = _steps(report.steps), time.perf_counter()
     while True:
         state, report = chunk(state)

@@ -24,6 +24,7 @@ from rookery.core.types import Action, Clock, Step
 from rookery.training import checkpoint, digest, logs, provenance
 from rookery.training.check import check
 from rookery.training.config import RunConfig
+from rookery.training.devices import claim_cores, placed, shardings, spread
 from rookery.training.folder import Kind, RunFolder
 from rookery.training.loop import ChunkReport, Policies, Program, RunState, member_infos
 from rookery.training.progress import Progress, Silent
@@ -120,6 +121,7 @@ def train(
     `log` names other programs that can watch ("tensorboard", "wandb"): their logs are written into the folder too.
     """
     progress = progress or Silent()
+    claim_cores(config)
     check(config)
     logs.require(log)
     if not RunFolder.locate(Path(out), to_json(config), config.preset, config.task_name).path.exists():
@@ -175,7 +177,7 @@ class _Compiled:
 def _compile(program: Program, shapes: RunState, progress: Progress) -> _Compiled:
     progress.compiling("program")
     start = time.perf_counter()
-    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=(_shardings(shapes), None))
+    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=(shardings(shapes), None))
     compiled = _Compiled(compile_chunk(program, shapes), evaluate.lower(shapes).compile())
     progress.compiled("program", time.perf_counter() - start)
     return compiled
@@ -185,34 +187,13 @@ def compile_chunk(program: Program, shapes: RunState) -> Chunk:
     """The executable of a run's chunks, which uses up the state it is given."""
     chunk = partial(program.chunk, iterations=program.iterations_per_chunk())
     # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
-    return jax.jit(chunk, donate_argnums=0, out_shardings=(_shardings(shapes), None)).lower(shapes).compile()
-
-
-def _placed(shapes: RunState) -> RunState:
-    """Shapes with the members spread over all devices, where they can be split evenly."""
-    devices = jax.devices()
-    members = shapes.members.steps.shape[0]
-    if len(devices) == 1 or members % len(devices):
-        return shapes
-    mesh = jax.make_mesh((len(devices),), ("member",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("member"))
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-    def place(tree: Any, sharding: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-    return RunState(place(shapes.members, split), place(shapes.iteration, whole), place(shapes.budget, whole))
-
-
-def _shardings(shapes: RunState) -> Any:
-    """Where each array of the state lives; None if there is one device only."""
-    return jax.tree.map(lambda x: x.sharding, shapes) if shapes.iteration.sharding else None
+    return jax.jit(chunk, donate_argnums=0, out_shardings=(shardings(shapes), None)).lower(shapes).compile()
 
 
 def _train(config: RunConfig, folder: RunFolder, progress: Progress, log: Sequence[str]) -> None:
     use_compilation_cache()
-    program = Program(config)
-    shapes = _placed(jax.eval_shape(program.init))
+    program = spread(config)
+    shapes = placed(program)
     needed = checkpoint.nbytes(shapes) * (config.checkpoints.keep + 2)
     checkpoint.check_writable(folder.checkpoints, needed)
     provenance.record(folder.path)
@@ -228,7 +209,7 @@ def _train(config: RunConfig, folder: RunFolder, progress: Progress, log: Sequen
         progress.message(f"resumed after {min(found.manifest.steps):,} steps from {found.manifest.name}.")
         del found
     else:
-        state = jax.jit(program.init, out_shardings=_shardings(shapes))()
+        state = jax.jit(program.init, out_shardings=shardings(shapes))()
     with logs.logging(log, config, folder) as write_log:
 
         def write(kind: Kind, chunk: int, frame: pl.DataFrame) -> None:

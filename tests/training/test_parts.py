@@ -1,0 +1,195 @@
+"""A run in parts learns as one: against the whole, with the parts as a batch axis, and on devices of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import assert_close, chunk_of, init_of, small_config
+
+import rookery
+from rookery.algorithms.ppo import PPO
+from rookery.algorithms.q import Q
+from rookery.core import parts
+from rookery.core.config import to_json
+from rookery.core.errors import ConfigError
+from rookery.core.keys import stream
+from rookery.core.types import Clock, Mean
+from rookery.memory.replay import Draw
+from rookery.memory.sequences import by_env, time_major
+from rookery.training.check import check
+from rookery.training.config import Checkpoints, RunConfig
+from rookery.training.folder import RunFolder
+from rookery.training.loop import Program
+from rookery.training.rollout import collect, open_worlds
+from rookery.training.train import Run
+
+CLOCK = Clock(jnp.int32(0), jnp.uint32(40), jnp.float32(64))
+KEY = jax.random.PRNGKey(3)
+
+
+def in_parts(preset: str, count: int = 2, **kwargs: Any) -> RunConfig:
+    config = small_config(preset, **kwargs)
+    wanted = replace(config.algo.collect, envs=max(2, config.algo.collect.envs), parts=count)
+    return replace(config, algo=replace(config.algo, collect=wanted))
+
+
+def halves(tree: Any, axis: int) -> Any:
+    """[..., n, ...] -> [2, ..., n / 2, ...]."""
+    return jax.tree.map(lambda x: jnp.stack(jnp.split(x, 2, axis)), tree)
+
+
+@pytest.mark.parametrize("preset", ["mappo", "ippo", "mappo_jaxmarl"])
+def test_two_halves_of_a_rollout_teach_what_the_whole_does(preset: str) -> None:
+    config = in_parts(preset)
+    algo: PPO = replace(config.algo, epochs=2, minibatches=1)
+    spec = config.task.spec
+    whole = replace(algo, collect=replace(algo.collect, parts=1))
+    state = whole.init(spec, KEY)
+    worlds = open_worlds(whole, config.task, whole.collect.envs, KEY)
+    _, rollout, _ = collect(whole, config.task, whole.policy(state), worlds, CLOCK, KEY)
+    expected, metrics = jax.jit(lambda s, r: whole.update(spec, s, r, CLOCK, KEY))(state, rollout)
+
+    both = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    both = eqx.tree_at(lambda s: s.critic_carry, both, halves(state.critic_carry, 0))
+    learn = jax.vmap(lambda s, r: algo.part().update(spec, s, r, CLOCK, KEY), axis_name=parts.AXIS)
+    learned, measured = jax.jit(learn)(both, halves(rollout, 1))
+    for part in (0, 1):
+        one = jax.tree.map(lambda x, i=part: x[i], (learned.nets, learned.opt, learned.returns))
+        assert_close(one, (expected.nets, expected.opt, expected.returns), 2e-5)
+    joint = jax.tree.map(lambda x: jnp.sum(x, axis=0), measured)
+    np.testing.assert_allclose(joint["value_loss"].value, metrics["value_loss"].value, rtol=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["qmix", "iql", "qmix_pymarl"])
+def test_two_halves_of_a_batch_teach_what_the_whole_does(preset: str) -> None:
+    config = in_parts(preset)
+    algo: Q = config.algo
+    spec, envs = config.task.spec, 4
+    learner = algo.init(spec, KEY).learner
+    worlds = open_worlds(algo, config.task, envs, KEY)
+    eager = replace(algo, collect=replace(algo.collect, envs=envs, parts=1))
+    _, rollout, _ = collect(eager, config.task, eager.policy(eager.init(spec, KEY)), worlds, CLOCK, KEY)
+    batch = time_major(by_env(rollout))
+
+    def step(batch: Any, index: Any) -> Any:
+        return algo._gradient_step(spec, learner, batch, Draw(index, None), CLOCK, lambda name: stream(KEY, name))
+
+    expected, metrics = jax.jit(step)(batch, jnp.arange(envs))
+    learn = jax.jit(jax.vmap(step, axis_name=parts.AXIS))
+    learned, measured = learn(halves_of_columns(batch), jnp.arange(envs).reshape(2, -1))
+    for part in (0, 1):
+        assert_close(jax.tree.map(lambda x, i=part: x[i], learned.online), expected.online, 2e-5)
+    joint = jax.tree.map(lambda x: jnp.sum(x, axis=0), measured["loss"])
+    np.testing.assert_allclose(joint.value, metrics["loss"].value, rtol=1e-4)
+
+
+def halves_of_columns(batch: Any) -> Any:
+    """A batch [time, column, ...], its memory [column, ...]."""
+    return jax.tree.map(lambda x, axis: jnp.stack(jnp.split(x, 2, axis)), batch, _columns(batch))
+
+
+def _columns(batch: Any) -> Any:
+    ones = jax.tree.map(lambda _: 1, batch)
+    return eqx.tree_at(lambda b: b.memory, ones, jax.tree.map(lambda _: 0, batch.memory))
+
+
+def test_parts_agree_in_what_they_learn() -> None:
+    config = in_parts("mappo")
+    state = init_of(config)
+    assert all(leaf.shape[:2] == (1, 2) for leaf in jax.tree.leaves(state.members.worlds))
+    state, report = chunk_of(config, 2)(state)
+    for x in jax.tree.leaves(state.members.algo.nets):
+        np.testing.assert_array_equal(x[:, 0], x[:, 1])
+    whole = replace(config, algo=replace(config.algo, collect=replace(config.algo.collect, parts=1)))
+    assert int(report.steps[0]) == int(chunk_of(whole, 2)(init_of(whole))[1].steps[0]), "all environments count"
+
+
+def test_parts_have_environments_of_their_own() -> None:
+    state = init_of(in_parts("mappo", task="mpe/simple_spread"))
+    obs = np.asarray(state.members.worlds.step.obs)
+    assert not np.array_equal(obs[:, 0], obs[:, 1])
+
+
+def test_evaluation_plays_as_many_episodes_as_asked_for() -> None:
+    config = in_parts("mappo")
+    config = replace(config, evaluation=replace(config.evaluation, episodes=5))
+    state, episodes = jax.jit(Program(config).evaluate)(init_of(config))
+    assert episodes["returns"].shape[:2] == (1, 5)
+    assert np.isfinite(np.asarray(state.members.best_score)).all()
+
+
+def test_one_part_leaves_no_trace() -> None:
+    config = small_config("mappo")
+    text = str(jax.make_jaxpr(lambda s: Program(config).chunk(s, 1))(init_of(config)))
+    assert "psum" not in text and "axis_index" not in text
+
+
+def test_shares_add_up_to_the_mean() -> None:
+    def part(x: Any, where: Any) -> Any:
+        mean = Mean.of(x, where)
+        return parts.share(mean), parts.mean(mean), parts.joined(x)
+
+    x, where = jnp.arange(6.0).reshape(2, 3), jnp.array([[True, False, False], [True, True, True]])
+    shares, means, joined = jax.vmap(part, axis_name=parts.AXIS)(x, where)
+    np.testing.assert_allclose(shares.sum(), means[0], rtol=1e-6)
+    np.testing.assert_allclose(means, jnp.mean(x, where=where), rtol=1e-6)
+    np.testing.assert_array_equal(joined[0], np.arange(6.0))
+    assert parts.share(Mean.of(x[1])) == parts.mean(Mean.of(x[1])) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("preset", "values", "told"),
+    [
+        ("mappo", {"algo.collect.parts": 3}, "divide algo.collect.envs"),
+        ("mappo", {"algo.collect.parts": 0}, "at least 1"),
+        ("qmix", {"algo.collect.parts": 2, "algo.replay.batch": 33}, "must divide algo.replay.batch"),
+        ("qmix", {"algo.collect.parts": 2, "algo.replay.priority": 0.6}, "priority .* must be 0"),
+        ("differ_qmix", {"algo.collect.parts": 2}, "parts 1"),
+        ("inspire_qmix", {"algo.collect.parts": 2}, "parts 1"),
+        ("mappo_jaxmarl", {"algo.collect.parts": 8}, "change algo.minibatches or algo.collect.parts"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(preset: str, values: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check(rookery.config(preset, "mpe/simple_spread", **values))
+
+
+TRAIN = """
+import json, sys, jax, rookery
+from rookery.core.config import from_json
+run = rookery.train(from_json(rookery.RunConfig, json.load(open(sys.argv[1]))), sys.argv[2])
+print(len(jax.devices()))
+"""
+
+
+def train_with(cores: int, config: RunConfig, folder: Path) -> Any:
+    """Train in a process that may use so many cores."""
+    (folder / "config.json").write_text(json.dumps(to_json(config)))
+    command = [sys.executable, "-c", TRAIN, str(folder / "config.json"), str(folder / f"out{cores}")]
+    done = subprocess.run(command, env={**os.environ, "NPROC": str(cores)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == cores
+    (path,) = (folder / f"out{cores}").iterdir()
+    return Run(RunFolder(path))
+
+
+@pytest.mark.parametrize("preset", ["mappo", "qmix"])
+def test_parts_on_cores_of_their_own_learn_the_same(tmp_path: Path, preset: str) -> None:
+    config = replace(in_parts(preset, steps=200), checkpoints=Checkpoints(seconds=0.0))
+    one, two = (train_with(cores, config, tmp_path) for cores in (1, 2))
+    a, b = one.metrics(), two.metrics()
+    assert a.columns == b.columns and len(a) == len(b) > 0
+    for column in a.columns:
+        np.testing.assert_allclose(a[column].to_numpy(), b[column].to_numpy(), rtol=1e-3, atol=1e-3, err_msg=column)
+    assert_close(one.policies, two.policies, 1e-3)
