@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from rookery.core.types import Mean
 
 AXIS = "part"
+_lax: Any = jax.lax  # its collectives are not fully typed
 
 
 def several() -> bool:
@@ -33,7 +33,7 @@ def total(tree: Any) -> Any:
         return tree
     # As one array: every sum is a meeting of all devices.
     flat, restore = ravel_pytree(tree)
-    return restore(jax.lax.psum(flat, AXIS))
+    return restore(_lax.psum(flat, AXIS))
 
 
 def mean(m: Mean) -> Float[Array, ""]:
@@ -55,4 +55,8 @@ def joined(tree: Any) -> Any:
     """Arrays of all parts, one after the other along the first axis."""
     if not several():
         return tree
-    return jax.tree.map(lambda x: jnp.concatenate(jax.lax.all_gather(x, AXIS)), tree)
+
+    def join(x: Array) -> Array:
+        return _lax.all_gather(x, AXIS, tiled=True)
+
+    return jax.tree.map(join, tree)

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 
 def z(rate: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """A Gaussian is outside mean +- z std with probability `rate`."""
     return jax.scipy.special.ndtri(1.0 - rate / 2.0)
+
+
+def smallest(x: Float[Array, "agent n"], k: Int[Array, "agent"]) -> Float[Array, "agent"]:
+    """The k-th smallest of each row, none of which is negative; found bit by bit, in a fraction of a sort's time."""
+    # Floats that are not negative are in the order of their bits, read as integers.
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        enough = jnp.sum(bits <= middle[:, None], axis=1) >= k
+        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+    most = jax.lax.bitcast_convert_type(jnp.full(k.shape, jnp.inf), jnp.int32)
+    _, found = jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(most), most))
+    return jax.lax.bitcast_convert_type(found, jnp.float32)
 
 
 def largest(score: Float[Array, "time batch agent"], lived: Array, rate: Float[Array, "agent"]) -> Array:

@@ -213,10 +213,9 @@ class Share:
         if self.select == "all":
             return own.lived
         if self.select == "quantile":
-            ordered = jnp.sort(jnp.where(self._known(recent), recent.errors, jnp.inf), axis=1)
-            known = jnp.sum(self._known(recent), axis=1)
-            below = jnp.ceil((1.0 - rate) * known).astype(jnp.int32)
-            pivot = jnp.take_along_axis(ordered, jnp.maximum(below - 1, 0)[:, None], axis=1)[:, 0]
+            known = self._known(recent)
+            below = jnp.ceil((1.0 - rate) * jnp.sum(known, axis=1)).astype(jnp.int32)
+            pivot = measures.smallest(jnp.where(known, recent.errors, jnp.inf), jnp.maximum(below, 1))
             return own.lived & (size > pivot)
         if self.select == "gaussian":
             mean, std = self.moments(recent)

@@ -34,22 +34,23 @@ def _grid(config: RunConfig, devices: int) -> tuple[int, int]:
     return math.gcd(len(member_infos(config)), devices // columns), columns
 
 
-def claim_cores(config: RunConfig) -> None:
-    """Make cores the devices of a run in parts, one thread each; to be called before JAX is used for anything.
+def claim_devices(config: RunConfig) -> None:
+    """On CPUs, a device for each part, and as many threads for all as there are cores; before JAX is used for anything.
 
     XLA splits single operations between threads, which gains little where they are small; parts meet once in a
-    gradient step. A number of devices that is set already stays.
+    gradient step. Parts keep a device each where there are fewer cores: results are then the same to the bit. A
+    number of devices that is set already stays.
     """
-    columns = config.algo.collect.parts
-    cores = int(os.environ.get("NPROC", 0)) or usable_cores()
+    count = config.algo.collect.parts
     told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if columns == 1 or cores < columns or told or getattr(jax.config, "jax_num_cpu_devices", 0) > 0:
+    if count == 1 or told or getattr(jax.config, "jax_num_cpu_devices", 0) > 0:
         return
     try:
-        jax.config.update("jax_num_cpu_devices", columns)
+        jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         return  # JAX is in use, with the devices that it has
-    os.environ["NPROC"] = str(cores // columns)
+    cores = int(os.environ.get("NPROC", 0)) or usable_cores()
+    os.environ["NPROC"] = str(max(1, cores // count))
 
 
 def placed(program: Program) -> RunState:

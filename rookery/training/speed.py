@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from rookery.training.config import RunConfig
-from rookery.training.devices import claim_cores, placed, shardings, spread
+from rookery.training.devices import claim_devices, placed, shardings, spread
 from rookery.training.train import compile_chunk, use_compilation_cache
 
 
@@ -18,7 +18,7 @@ def steps_per_second(config: RunConfig, seconds: float) -> float:
     The program is the run's own, so the run will find it compiled.
     """
     use_compilation_cache()
-    claim_cores(config)
+    claim_devices(config)
     program = spread(config)
     shapes = placed(program)
     chunk = compile_chunk(program, shapes)

@@ -24,7 +24,7 @@ from rookery.core.types import Action, Clock, Step
 from rookery.training import checkpoint, digest, logs, provenance
 from rookery.training.check import check
 from rookery.training.config import RunConfig
-from rookery.training.devices import claim_cores, placed, shardings, spread
+from rookery.training.devices import claim_devices, placed, shardings, spread
 from rookery.training.folder import Kind, RunFolder
 from rookery.training.loop import ChunkReport, Policies, Program, RunState, member_infos
 from rookery.training.progress import Progress, Silent
@@ -121,7 +121,7 @@ def train(
     `log` names other programs that can watch ("tensorboard", "wandb"): their logs are written into the folder too.
     """
     progress = progress or Silent()
-    claim_cores(config)
+    claim_devices(config)
     check(config)
     logs.require(log)
     if not RunFolder.locate(Path(out), to_json(config), config.preset, config.task_name).path.exists():

@@ -467,3 +467,11 @@ def test_accepted_combinations() -> None:
     replace(SUPER, mixer=Mixer("vdn"), credit=Credit("differ")).check(SPEC)
     replace(SUPER, share=Share("all", "team")).check(spec_of(3, obs_sizes=(4, 4, 2), teams=("x", "x", "y")))
     replace(SUPER, share=Share(bandwidth=7.0), mixer=Mixer("vdn")).check(spec_of(1))  # off: nothing to refuse
+
+
+def test_the_kth_smallest_is_the_one_a_sort_finds() -> None:
+    x = jnp.abs(jax.random.normal(jax.random.PRNGKey(0), (4, 50))).at[:, ::7].set(0.0).at[1, 3:].set(jnp.inf)
+    for k in ([1, 1, 1, 1], [50, 2, 25, 8], [8, 4, 9, 50]):
+        found = measures.smallest(x, jnp.asarray(k))
+        expected = [np.sort(np.asarray(row))[n - 1] for row, n in zip(x, k, strict=True)]
+        np.testing.assert_array_equal(found, expected)
