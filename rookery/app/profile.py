@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,8 @@ class Part:
 
 
 def profile(config: RunConfig) -> list[Part]:
-    """The whole iteration first, then its parts. Nothing is written."""
+    """The whole iteration first, then its parts. Nothing is written. Of a run in several parts, one is timed."""
+    config = one_part(config)
     program = Program(config)
     state = jax.jit(program.init)()
     # The store of a Q learner must be full enough to learn from, or the update would be measured without learning.
@@ -58,6 +59,7 @@ def profile(config: RunConfig) -> list[Part]:
 
 def lines(config: RunConfig, parts: list[Part]) -> list[str]:
     """The parts as a table, with their shares of the whole iteration."""
+    several, config = config.algo.collect.parts, one_part(config)
     program, members = Program(config), len(member_infos(config))
     whole, seconds = parts[0], {p.name: p.wall for p in parts[1:]}
     every = program.iterations_per_chunk() * config.evaluation.rows
@@ -70,7 +72,13 @@ def lines(config: RunConfig, parts: list[Part]) -> list[str]:
         *(f"  {name:12} {1e3 * wall:9.2f} ms {wall / whole.wall:7.1%}" for name, wall in seconds.items()),
         "rest: the whole less environment, policy and update. buffer is a part of update. evaluation comes on top,",
         f"once in {every} iterations. Parts are compiled alone, each for itself: they need not add up.",
+        *([f"This is one of {several} parts of the run, by itself: the others do as much beside it."] * (several > 1)),
     ]
+
+
+def one_part(config: RunConfig) -> RunConfig:
+    """What one of the run's parts does."""
+    return config if config.algo.collect.parts == 1 else replace(config, algo=config.algo.part())
 
 
 def _late(config: RunConfig) -> Array:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from rookery.core.errors import ConfigError, RunError
 from rookery.training.provenance import usable_cores
@@ -237,16 +238,30 @@ class _RayJob:
 
 def _join(ray: Any, address: str, tries: int = 2) -> None:
     """Enter a cluster, or begin one. On a busy machine that can take longer than the half minute Ray allows itself."""
+    where = f"no Ray cluster at {address}" if address else "Ray did not start"
+    advice = "Begin one with `ray start --head`, then try again."
+    try:
+        _knock(address)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{where}: {_first_line(error)}. {advice}") from error
     for left in reversed(range(tries)):
         try:
             ray.init(address=address or None, log_to_driver=False, logging_level="warning")
             return
         except Exception as error:  # Ray raises bare ones here
             ray.shutdown()
-            where = f"no Ray cluster at {address}" if address else "Ray did not start"
-            told = f"{where}: {_first_line(error)} Begin one with `ray start --head`, then try again."
             if not left:
-                raise RunError(told) from error
+                raise RunError(f"{where}: {_first_line(error)} {advice}") from error
+
+
+def _knock(address: str, seconds: float = 5.0) -> None:
+    """See whether anything listens at host:port; Ray itself goes on trying for minutes."""
+    if address in ("", "auto", "local"):
+        return
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    if not parts.hostname or not parts.port:
+        raise ValueError("an address is HOST:PORT")
+    socket.create_connection((parts.hostname, parts.port), seconds).close()
 
 
 class Ray:

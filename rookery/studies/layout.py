@@ -1,8 +1,8 @@
-"""Seeds of a group in one program, or in a process each: whichever was measured to be faster.
+"""Seeds and swept values of a run in one program, or in a process each: whichever was measured to be faster.
 
-Seeds that are trained together differ in the last bits from seeds that are trained alone, so a layout is part of what
-the runs are. It is measured once, when asked for, kept in OUT/.layouts beside the runs, and used by every command from
-then on. A group that was not measured, or was begun together before, stays together.
+Members that are trained together differ in the last bits from members that are trained alone, so a layout is part of
+what the runs are. It is measured once, when asked for, kept in OUT/.layouts beside the runs, and used by every command
+from then on. A group that was not measured, or was begun together before, stays together.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from pathlib import Path
 
 from rookery.core import config as configs
 from rookery.core.errors import RunError
-from rookery.studies.plan import Planned, Study
+from rookery.studies.plan import Planned, Study, algorithm_label
 from rookery.training.checkpoint import make_folder
 from rookery.training.config import RunConfig
 from rookery.training.folder import read_json, write_json, writing
+from rookery.training.loop import member_infos
 from rookery.training.provenance import usable_cores
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What was measured of a group of seeds: steps per second of all processes side by side."""
+    """What was measured of a group of members: steps per second of all processes side by side."""
 
     together: float
-    """With all seeds in one program."""
+    """With all members in one program."""
     apart: float
-    """With one seed in each process."""
+    """With one member in each process."""
     cores: int
 
     @property
@@ -41,7 +42,7 @@ class Layout:
 
     def text(self) -> str:
         """For the plan."""
-        chosen = "a process for each seed" if self.is_apart else "all seeds in one program"
+        chosen = "a process for each member" if self.is_apart else "all members in one program"
         return f"{chosen}: {self.together:,.0f} steps/s together, {self.apart:,.0f} apart on {self.cores} cores"
 
 
@@ -61,7 +62,7 @@ def unmeasured(study: Study, out: Path) -> list[Planned]:
     return [
         planned
         for planned in study.runs
-        if len(planned.config.seeds) > 1 and not planned.folder(out).path.exists() and not known_layout(planned, out)
+        if planned.members > 1 and not planned.folder(out).path.exists() and not known_layout(planned, out)
     ]
 
 
@@ -79,14 +80,14 @@ def known_layout(planned: Planned, out: Path) -> Layout | None:
 def measure(planned: Planned, out: Path, program: Sequence[str], pending: int, seconds: float = 4.0) -> Layout:
     """Measure a group both ways and keep the result.
 
-    Each way is given the machine as the study would give it: `pending` runs (times the seeds, apart) share the cores.
+    Each way is given the machine as the study would give it: `pending` runs (times the members, apart) share the cores.
     """
     cores = usable_cores()
-    alone = replace(planned.config, seeds=planned.config.seeds[:1])
+    alone = members_of(planned)[0].config
     arguments = [*program, str(seconds)]
     layout = Layout(
         together=_rate(planned.config, min(pending, cores), cores, arguments),
-        apart=_rate(alone, min(pending * len(planned.config.seeds), cores), cores, arguments),
+        apart=_rate(alone, min(pending * planned.members, cores), cores, arguments),
         cores=cores,
     )
     file = _file(planned, out)
@@ -105,7 +106,18 @@ def _runs(planned: Planned, out: Path) -> Iterator[Planned]:
     if layout is None or not layout.is_apart or planned.folder(out).path.exists():
         yield planned
     else:
-        yield from (replace(planned, config=replace(planned.config, seeds=(seed,))) for seed in planned.config.seeds)
+        yield from members_of(planned)
+
+
+def members_of(planned: Planned) -> list[Planned]:
+    """A run for each seed at each of the swept values."""
+    runs = []
+    for info in member_infos(planned.config):
+        alone = replace(planned.config, seeds=(info.seed,), sweep=())
+        for path, value in info.values.items():
+            alone = configs.set_path(alone, path, value)
+        runs.append(replace(planned, label=algorithm_label(alone), config=alone))
+    return runs
 
 
 def _file(planned: Planned, out: Path) -> Path:

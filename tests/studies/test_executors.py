@@ -17,7 +17,7 @@ from test_schedule import Watched, states
 from test_study_cli import TINY, await_parts, begin
 
 from rookery.app import cli
-from rookery.core.errors import ConfigError
+from rookery.core.errors import ConfigError, RunError
 from rookery.studies import executors, plan, schedule
 from rookery.studies.executors import LOG, Executor, Processes, Ray, Slurm
 from rookery.training.folder import RunFolder
@@ -124,6 +124,13 @@ def test_a_missing_extra_is_named(
     assert cli.main(argv) == 2
     assert f"rookery[{name}]" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("address", "told"), [("127.0.0.1:1", "refused"), ("here", "HOST:PORT")])
+def test_an_address_without_a_cluster_is_told_at_once(address: str, told: str) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(RunError, match=rf"no Ray cluster at {address}: .*{told}.* ray start --head"):
+        Ray(["x"], 1, 1, 1, address)
 
 
 def test_slurm_is_told_what_it_cannot_know(tmp_path: Path) -> None:

@@ -54,6 +54,26 @@ def test_a_group_is_split_where_that_is_faster(study_file: Write, tmp_path: Path
     assert layout.unmeasured(study, out) == []
 
 
+def test_swept_values_are_split_with_the_seeds(study_file: Write, tmp_path: Path) -> None:
+    text = STUDY.replace(', { preset = "iql", net.width = 8 }', "").replace(
+        'preset = "vdn"', 'preset = "vdn", sweep = { "optimiser.lr" = [1e-3, 2e-3] }'
+    )
+    study, out = plan.load(study_file(text)), tmp_path / "runs"
+    (group,) = study.runs
+    assert group.members == 4 and group.config.sweep
+    record(group, out, 100.0, 200.0)
+    apart = layout.laid_out(study, out).runs
+    assert [(run.config.algo.optimiser.lr, run.config.seeds) for run in apart] == [
+        (1e-3, (0,)),
+        (1e-3, (1,)),
+        (2e-3, (0,)),
+        (2e-3, (1,)),
+    ]
+    assert not any(run.config.sweep for run in apart)
+    assert len({run.label for run in apart}) == 2, "what was swept is in the labels"
+    assert len({run.folder(out).name for run in apart}) == 4
+
+
 def test_a_group_that_was_begun_together_stays_together(study_file: Write, tmp_path: Path) -> None:
     study, out = plan.load(study_file(STUDY)), tmp_path / "runs"
     vdn, iql = study.runs
@@ -100,4 +120,4 @@ def test_measured_for_real_then_trained_so(
 def test_the_faster_way_wins() -> None:
     assert Layout(1.0, 2.0, 2).is_apart
     assert not Layout(2.0, 2.0, 2).is_apart
-    assert "a process for each seed: 1,000 steps/s together, 2,000 apart on 2 cores" in Layout(1e3, 2e3, 2).text()
+    assert "a process for each member: 1,000 steps/s together, 2,000 apart on 2 cores" in Layout(1e3, 2e3, 2).text()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from rookery.core.types import Clock, Mean
 from rookery.memory.replay import Draw
 from rookery.memory.sequences import by_env, time_major
 from rookery.training.check import check
-from rookery.training.config import Checkpoints, RunConfig
+from rookery.training.config import Checkpoints, Evaluation, RunConfig
 from rookery.training.folder import RunFolder
 from rookery.training.loop import Program
 from rookery.training.rollout import collect, open_worlds
@@ -173,15 +174,24 @@ print(len(jax.devices()))
 """
 
 
-def train_apart(cores: int, config: RunConfig, folder: Path) -> Run:
+def begin(cores: int, config: RunConfig, folder: Path) -> subprocess.Popen[str]:
     """Train in a process that may use so many cores: its parts are on devices of their own."""
     (folder / "config.json").write_text(json.dumps(to_json(config)))
     command = [sys.executable, "-c", TRAIN, str(folder / "config.json"), str(folder / f"out{cores}")]
-    done = subprocess.run(command, env={**os.environ, "NPROC": str(cores)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 2
-    (path,) = (folder / f"out{cores}").iterdir()
-    return Run(RunFolder(path))
+    env = {**os.environ, "NPROC": str(cores)}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def train_apart(cores: int, config: RunConfig, folder: Path) -> Run:
+    process = begin(cores, config, folder)
+    said, complaint = process.communicate()
+    assert process.returncode == 0, complaint
+    assert int(said) == 2, "devices"
+    return Run(folder_of(config, folder / f"out{cores}"))
+
+
+def folder_of(config: RunConfig, out: Path) -> RunFolder:
+    return RunFolder.locate(out, to_json(config), config.preset, config.task_name)
 
 
 @pytest.mark.parametrize("preset", ["mappo", "qmix"])
@@ -196,3 +206,19 @@ def test_parts_on_devices_of_their_own_learn_the_same(tmp_path: Path, preset: st
     for column in a.columns:
         np.testing.assert_allclose(a[column].to_numpy(), b[column].to_numpy(), rtol=1e-3, atol=1e-3, err_msg=column)
     assert_close(here.policies, two.policies, 1e-3)
+
+
+def test_a_killed_run_in_parts_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    evaluation = Evaluation(points=8, rows=5, episodes=4, final=8)
+    config = replace(in_parts("mappo", steps=4000, evaluation=evaluation), checkpoints=Checkpoints(seconds=0.0))
+    whole = train_apart(2, config, tmp_path)
+    folder = folder_of(config, tmp_path / "out1")
+    killed = begin(1, config, tmp_path)
+    while len(folder.parts("metrics")) < 5 and killed.poll() is None:
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    assert killed.returncode == -9 and folder.status().state == "interrupted"
+    resumed = train_apart(1, config, tmp_path)
+    assert resumed.metrics().equals(whole.metrics())
+    assert_same(resumed.policies, whole.policies)
