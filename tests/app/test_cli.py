@@ -21,7 +21,7 @@ from rookery.app import cli, options, text
 from rookery.core.config import from_json, to_json
 from rookery.core.errors import ConfigError, RunError, TrainingError
 from rookery.core.registry import ALGORITHMS, PRESETS, TASK_FAMILIES, TASKS
-from rookery.core.types import ActionSpec, Spec
+from rookery.core.types import ActionSpec, Collect, Spec
 from rookery.training.config import Evaluation, RunConfig, Sweep
 from rookery.training.folder import RunFolder
 
@@ -39,6 +39,7 @@ class Toy:
     """A toy algorithm."""
 
     family: Literal["toy"] = "toy"
+    collect: Collect = field(default_factory=Collect)
     optimiser: Optimiser = field(default_factory=Optimiser)
     width: int = 64
     """Units."""
