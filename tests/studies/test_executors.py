@@ -129,7 +129,7 @@ def test_a_missing_extra_is_named(
 @pytest.mark.parametrize(("address", "told"), [("127.0.0.1:1", "refused"), ("here", "HOST:PORT")])
 def test_an_address_without_a_cluster_is_told_at_once(address: str, told: str) -> None:
     pytest.importorskip("ray")
-    with pytest.raises(RunError, match=rf"no Ray cluster at {address}: .*{told}.* ray start --head"):
+    with pytest.raises(RunError, match=rf"no Ray cluster at {address}: .*{told}.*ray start --head"):
         Ray(["x"], 1, 1, 1, address)
 
 
