@@ -1,7 +1,7 @@
 """How speed and memory grow: with seeds, agents, environments, replayed episodes and the length of a run; and the
 settings of two torch code bases beside ours.
 
-    python benchmarks/scaling.py [--only seeds agents envs replay length torch] [--out FILE]
+    python benchmarks/scaling.py [--only seeds agents envs parts replay length torch] [--out FILE]
 
 Every figure comes from a process of its own. Rates are environment steps per second of all members together, learning
 included, after compiling.
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,24 @@ TORCH = {
 }
 
 
-def rate(preset: str, task: str = SPREAD, seeds: int = 1, seconds: float = 5.0, **values: Any) -> dict[str, Any]:
+def rate(
+    preset: str, task: str = SPREAD, seeds: int = 1, seconds: float = 5.0, iterations: int = 1, **values: Any
+) -> dict[str, Any]:
     """Steps per second of one process over `seconds`, and its peak memory."""
     import jax
 
     import rookery
-    from rookery.training.loop import Program
+    from rookery.training import devices
     from rookery.training.train import use_compilation_cache
 
     use_compilation_cache()
     config = rookery.config(preset, task, seeds=seeds, **values)
-    program = Program(config)
-    step = jax.jit(lambda state: program.chunk(state, iterations=1), donate_argnums=0)
-    state = jax.jit(program.init)()
+    devices.claim_devices(config)
+    program = devices.spread(config)
+    where = devices.shardings(devices.placed(program))
+    chunk = partial(program.chunk, iterations=iterations)
+    step = jax.jit(chunk, donate_argnums=0, out_shardings=(where, None))
+    state = jax.jit(program.init, out_shardings=where)()
     # A store must hold enough to learn from before the clock starts.
     store = getattr(config.algo, "replay", None)
     warm = 2 + (-(-max(store.start, store.batch) // config.algo.collect.envs) if store else 0)
@@ -89,10 +95,11 @@ def long_run(preset: str, task: str, steps: int) -> dict[str, Any]:
 WORK: dict[str, Callable[..., dict[str, Any]]] = {"rate": rate, "episode_bytes": episode_bytes, "long_run": long_run}
 
 
-def apart(work: str, **request: Any) -> subprocess.Popen[str]:
-    """Start one measurement in a process of its own."""
+def apart(work: str, threads: int = 0, **request: Any) -> subprocess.Popen[str]:
+    """Start one measurement in a process of its own, with so many threads (0: as many as there are cores)."""
     command = [sys.executable, __file__, "--work", json.dumps([work, request])]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "NPROC": str(threads)} if threads else None
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -127,6 +134,21 @@ def by_envs() -> dict[str, Any]:
     return {f"mappo, {n} environments": answer(apart("rate", **request, **{"algo.collect.envs": n})) for n in counts}
 
 
+def by_parts() -> dict[str, Any]:
+    """One seed on all cores: by XLA's threads, by one thread, and in a part for each core."""
+    cores = os.cpu_count() or 1
+    cells = [(p, t) for p in ("mappo", "qmix") for t in (SPREAD, "smax/2s3z")]
+    cells += [("ippo_jaxmarl", SPREAD), ("mappo_jaxmarl", SPREAD), ("mappo_onpolicy", SPREAD)]
+    ways = {f"{cores} threads": (cores, 1), "1 thread": (1, 1), f"{cores} parts": (cores, cores)}
+    return {
+        f"{p}, {t}, {way}": answer(
+            apart("rate", threads, preset=p, task=t, iterations=10, **{"algo.collect.parts": parts})
+        )
+        for p, t in cells
+        for way, (threads, parts) in ways.items()
+    }
+
+
 def by_replay() -> dict[str, Any]:
     cells = [(p, t) for p in ("qmix", "qmix_pymarl") for t in (SPREAD, "smax/3m", "smax/27m_vs_30m")]
     return {f"{p}, {t}": answer(apart("episode_bytes", preset=p, task=t)) for p, t in cells}
@@ -151,6 +173,7 @@ QUESTIONS = {
     "seeds": by_seeds,
     "agents": by_agents,
     "envs": by_envs,
+    "parts": by_parts,
     "replay": by_replay,
     "length": by_length,
     "torch": beside_torch,
