@@ -43,7 +43,7 @@ def claim_devices(config: RunConfig) -> None:
     """
     count = config.algo.collect.parts
     told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if count == 1 or told or getattr(jax.config, "jax_num_cpu_devices", 0) > 0:
+    if count < 2 or told or getattr(jax.config, "jax_num_cpu_devices", 0) > 0:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)

@@ -222,3 +222,8 @@ def test_a_killed_run_in_parts_goes_on_bit_for_bit(tmp_path: Path) -> None:
     resumed = train_apart(1, config, tmp_path)
     assert resumed.metrics().equals(whole.metrics())
     assert_same(resumed.policies, whole.policies)
+
+
+def test_no_parts_are_refused_before_devices_are_claimed(tmp_path: Path) -> None:
+    _, complaint = begin(1, in_parts("mappo", 0), tmp_path).communicate()
+    assert "ConfigError: algo.collect.parts must be at least 1" in complaint
