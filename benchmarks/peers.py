@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,24 +151,17 @@ def _run(command: list[str], cache: str, extra: dict[str, str] | None = None) ->
 
 def measure_ours(case: Case) -> dict[str, Any]:
     """Our side in this process: compile a chunk, then run it again and again, as training does."""
-    import jax
 
     import rookery
-    from rookery.training import devices
+    from rookery.training.build import build
 
     config = rookery.config(case.preset, case.task, **{"algo.collect.parts": PARTS, **case.ours})
-    devices.claim_devices(config)
-    program = devices.spread(config)
     start = time.perf_counter()
-    shapes = devices.placed(program)
-    where = devices.shardings(shapes)
-    init = jax.jit(program.init, out_shardings=where).lower().compile()
+    run = build(config)
     at_once = max(1, case.updates // 20)
-    chunk = partial(program.chunk, iterations=at_once)
-    step = jax.jit(chunk, donate_argnums=0, out_shardings=(where, None))
-    step = step.lower(shapes).compile()
+    step = run.chunk(at_once)
+    state = run.init()
     compile_seconds = time.perf_counter() - start
-    state = init()
     rows: list[tuple[float, float, int]] = []
     gradient_steps = 0.0
     for _ in range(case.updates // at_once + 1):
@@ -187,7 +179,7 @@ def measure_ours(case: Case) -> dict[str, Any]:
         "updates_per_second": updates / (wall_end - wall),
         "compile_seconds": compile_seconds,
         "gradient_steps": gradient_steps * (len(rows) - 1) / len(rows),
-        "parameters": _parameters(state) // program.parts,
+        "parameters": _parameters(state) // PARTS,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,13 @@ def rate(
     import jax
 
     import rookery
-    from rookery.training import devices
+    from rookery.training.build import build
     from rookery.training.train import use_compilation_cache
 
     use_compilation_cache()
     config = rookery.config(preset, task, seeds=seeds, **values)
-    devices.claim_devices(config)
-    program = devices.spread(config)
-    where = devices.shardings(devices.placed(program))
-    chunk = partial(program.chunk, iterations=iterations)
-    step = jax.jit(chunk, donate_argnums=0, out_shardings=(where, None))
-    state = jax.jit(program.init, out_shardings=where)()
+    run = build(config)
+    step, state = run.chunk(iterations), run.init()
     # A store must hold enough to learn from before the clock starts.
     store = getattr(config.algo, "replay", None)
     warm = 2 + (-(-max(store.start, store.batch) // config.algo.collect.envs) if store else 0)

@@ -20,8 +20,9 @@ from rookery.core.keys import stream
 from rookery.core.types import Clock, Rollout, Step
 from rookery.memory import replay
 from rookery.memory.sequences import by_env, time_major
+from rookery.training.build import jit
 from rookery.training.config import RunConfig
-from rookery.training.loop import Member, Program, RunState, member_infos
+from rookery.training.loop import Member, Program, RunState, member_infos, over_members
 from rookery.training.rollout import advance, collect
 
 SECONDS = 1.0  # a part is repeated for about so long
@@ -40,10 +41,10 @@ def profile(config: RunConfig) -> list[Part]:
     """The whole iteration first, then its parts. Nothing is written. Of a run in several parts, one is timed."""
     config = one_part(config)
     program = Program(config)
-    state = jax.jit(program.init)()
+    state = jit(program.init, once=True)()
     # The store of a Q learner must be full enough to learn from, or the update would be measured without learning.
     state = RunState(state.members, _late(config), state.budget)
-    rollout = jax.jit(lambda s: _each(s, partial(_collect, program, s))[1])(state)
+    rollout = jit(lambda s: _each(s, partial(_collect, program, s))[1])(state)
     # Everything is an argument: what is not would be a constant, and XLA would fold it.
     parts: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         "whole": (partial(program.chunk, iterations=1), (state,)),
@@ -89,7 +90,7 @@ def _late(config: RunConfig) -> Array:
 
 def _each(run: RunState, f: Callable[..., Any], *more: Any) -> Any:
     """`f` for every member."""
-    return jax.vmap(lambda m, *x: f(m, run.clock(m.steps, run.iteration), *x))(run.members, *more)
+    return over_members(lambda m, *x: f(m, run.clock(m.steps, run.iteration), *x), run.members, *more)
 
 
 def _collect(program: Program, run: RunState, member: Member, clock: Clock) -> Any:
@@ -167,7 +168,7 @@ def _measure(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Part:
     """Compile, warm up, then the best of as many calls as fit into `SECONDS`. The state is donated, as in training."""
     # Only what comes back in the same shape can be donated; the others have no use for the memory.
     donate = (0,) if name in ("whole", "evaluation") else ()
-    compiled = jax.jit(f, donate_argnums=donate).lower(*args).compile()
+    compiled = jit(f, donate_argnums=donate).lower(*args).compile()
     state, rest = jax.tree.map(lambda x: x.copy(), args[0]), args[1:]
     walls, cpus = [], []
     end = time.perf_counter() + SECONDS

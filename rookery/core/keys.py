@@ -7,6 +7,10 @@ import zlib
 import jax
 from jaxtyping import Array, Int, UInt
 
+from rookery.core import threefry
+
+threefry.unroll_on_cpu()
+
 Key = UInt[Array, "2"]
 
 

@@ -26,7 +26,32 @@ class Linear(eqx.Module):
     bias: Float[Array, "n_out"]
 
     def __call__(self, x: Float[Array, "*b n_in"]) -> Float[Array, "*b n_out"]:
-        return x @ self.weight + self.bias
+        return _affine(x, self.weight, self.bias)
+
+
+@jax.custom_vjp
+def _affine(x: Array, weight: Array, bias: Array) -> Array:
+    return x @ weight + bias
+
+
+def _affine_keep(x: Array, weight: Array, bias: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _affine(x, weight, bias), (x, weight)
+
+
+def _affine_back(kept: tuple[Array, Array], d: Array) -> tuple[Array, Array, Array]:
+    x, weight = kept
+    flat_x, flat_d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
+    # The transposed product: XLA then transposes `d` while it computes it, and nothing has to be packed anew.
+    return d @ weight.T, (flat_d.T @ flat_x).T, column_sums(d)
+
+
+_affine.defvjp(_affine_keep, _affine_back)
+
+
+def column_sums(x: Float[Array, "*b n"]) -> Float[Array, "n"]:
+    """Sums over all but the last axis, as a product: XLA's reductions on CPUs compute their operands again."""
+    flat = x.reshape(-1, x.shape[-1])
+    return jnp.ones(flat.shape[0]) @ flat
 
 
 class Norm(eqx.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.nets.layers import orthogonal
+from rookery.nets.layers import column_sums, orthogonal
 
 
 class Gru(eqx.Module):
@@ -151,7 +151,7 @@ def _weight_gradients(x: Array, h: Array, d_in: Array, d_hidden: Array) -> Gru:
     """From the gradients of both projections, summed over all leading axes."""
     x, h, d_in, d_hidden = (a.reshape(-1, a.shape[-1]) for a in (x, h, d_in, d_hidden))
     width = h.shape[-1]
-    return Gru(x.T @ d_in, h.T @ d_hidden, jnp.sum(d_in, axis=0), jnp.sum(d_hidden[:, 2 * width :], axis=0))
+    return Gru(x.T @ d_in, h.T @ d_hidden, column_sums(d_in), column_sums(d_hidden[:, 2 * width :]))
 
 
 unroll.defvjp(_keep, _backward)

@@ -1,4 +1,4 @@
-"""The compiled loop: a chunk of iterations (collect, update) as one program, vmapped over the members of a run."""
+"""The compiled loop: a chunk of iterations (collect, update) as one program for all members of a run."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Program:
         infos = member_infos(self.config)
         keys = jnp.stack([jax.random.PRNGKey(info.seed) for info in infos])
         hyper = {s.path: jnp.asarray([i.values[s.path] for i in infos], jnp.float32) for s in self.config.sweep}
-        members = jax.vmap(self._init_member)(keys, hyper)
+        members = over_members(self._init_member, keys, hyper)
         return RunState(_strong(members), jnp.int32(0), jnp.float32(self.config.steps))
 
     def _init_member(self, key: Array, hyper: dict[str, Array]) -> Member:
@@ -162,7 +162,7 @@ class Program:
             member, (metrics, steps) = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
             return member, _report(parts.total(metrics), steps)
 
-        members, report = jax.vmap(one_member)(state.members)
+        members, report = over_members(one_member, state.members)
         return RunState(members, state.iteration + iterations, state.budget), report
 
     def _iterate(self, run: RunState, member: Member, iteration: Array) -> tuple[Member, tuple[Metrics, Array]]:
@@ -198,13 +198,13 @@ class Program:
             kept = (best, jnp.maximum(score, member.best_score))
             return eqx.tree_at(lambda m: (m.best, m.best_score), member, kept), episodes
 
-        members, episodes = jax.vmap(one)(state.members)
+        members, episodes = over_members(one, state.members)
         return RunState(members, state.iteration, state.budget), episodes
 
     def policies(self, state: RunState) -> Policies:
         """What acting needs of a run, and nothing else."""
         members = (state if self.parts == 1 else _with_own(state, lambda x: x[:, 0])).members
-        last = jax.vmap(lambda m: self.algo(m.hyper).policy(m.algo))(members)
+        last = over_members(lambda m: self.algo(m.hyper).policy(m.algo), members)
         return Policies(last, members.best, members.hyper, members.steps, state.iteration, state.budget)
 
     def play(self, policies: Policies, key: Array) -> dict[str, dict[str, Array]]:
@@ -218,7 +218,7 @@ class Program:
                 "best": play(algo, self.task, best, clock, key, episodes),
             }
 
-        return jax.vmap(one)(policies.last, policies.best, policies.hyper, policies.steps)
+        return over_members(one, policies.last, policies.best, policies.hyper, policies.steps)
 
     def score(self, episodes: dict[str, Array]) -> Array:
         """The task's score of each episode."""
@@ -234,6 +234,17 @@ class Program:
         nominal = max(1, collect.envs * real)
         chunks = self.config.evaluation.points * self.config.evaluation.rows
         return max(1, math.ceil(self.config.steps / chunks / nominal))
+
+
+def over_members(f: Callable[..., Any], *of_members: Any) -> Any:
+    """`f` of every member, along the leading axis of all arrays.
+
+    The only member of a run is taken by itself: XLA copies whole rollouts to move a batch axis of length 1.
+    """
+    if jax.tree.leaves(of_members)[0].shape[0] > 1:
+        return jax.vmap(f)(*of_members)
+    alone = f(*jax.tree.map(lambda x: x[0], of_members))
+    return jax.tree.map(lambda x: x[None], alone)
 
 
 def _own(state: RunState) -> tuple[Any, Worlds]:

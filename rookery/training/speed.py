@@ -7,9 +7,9 @@ import time
 import jax
 import numpy as np
 
+from rookery.training.build import build
 from rookery.training.config import RunConfig
-from rookery.training.devices import claim_devices, placed, shardings, spread
-from rookery.training.train import compile_chunk, use_compilation_cache
+from rookery.training.train import use_compilation_cache
 
 
 def steps_per_second(config: RunConfig, seconds: float) -> float:
@@ -18,12 +18,10 @@ def steps_per_second(config: RunConfig, seconds: float) -> float:
     The program is the run's own, so the run will find it compiled.
     """
     use_compilation_cache()
-    claim_devices(config)
-    program = spread(config)
-    shapes = placed(program)
-    chunk = compile_chunk(program, shapes)
+    run = build(config)
+    chunk = run.chunk()
     # The first chunk is not timed: a replay store may have to fill before the first gradient step.
-    state, report = chunk(jax.jit(program.init, out_shardings=shardings(shapes))())
+    state, report = chunk(run.init())
     before, start = _steps(report.steps), time.perf_counter()
     while True:
         state, report = chunk(state)

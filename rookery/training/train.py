@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from rookery.core.errors import ConfigError, RookeryError, RunError, TrainingErr
 from rookery.core.keys import stream
 from rookery.core.types import Action, Clock, Step
 from rookery.training import checkpoint, digest, logs, provenance
+from rookery.training.build import Build, Chunk, Evaluate, build, jit
 from rookery.training.check import check
 from rookery.training.config import RunConfig
-from rookery.training.devices import claim_devices, placed, shardings, spread
+from rookery.training.devices import claim_devices
 from rookery.training.folder import Kind, RunFolder
 from rookery.training.loop import ChunkReport, Policies, Program, RunState, member_infos
 from rookery.training.progress import Progress, Silent
 from rookery.training.reads import refuse_unread
 
-Chunk = Callable[[RunState], tuple[RunState, ChunkReport]]
 Write = Callable[[Kind, int, pl.DataFrame], None]
 """Adds the part of a chunk to the run's folder, and to the logs."""
 
@@ -77,7 +77,7 @@ class Run:
             found = checkpoint.load(self.folder.checkpoints, shapes)
         if found is None:
             raise RunError(f"{self.folder.path} has no checkpoint yet. Train on: rookery resume {self.folder.path}")
-        return found.state if self.folder.policies.exists() else jax.jit(self.program.policies)(found.state)
+        return found.state if self.folder.policies.exists() else jit(self.program.policies, once=True)(found.state)
 
     def policy(self, which: str = "best", member: int = 0) -> Policy:
         """One member's policy, to act with."""
@@ -104,7 +104,7 @@ class Policy:
             carry, action, _ = algo.act(self.spec, params, carry, rows, clock, key, greedy=greedy)
             return carry, action[0]
 
-        self._act = jax.jit(act, static_argnums=3)
+        self._act = jit(act, static_argnums=3)
 
     def act(self, step: Step, key: Array | None = None) -> Action:
         """Actions of all agents for an unbatched step: greedy, or sampled if a key is given."""
@@ -171,45 +171,37 @@ class _Compiled:
     """The executables of a run."""
 
     chunk: Chunk
-    evaluate: Callable[[RunState], tuple[RunState, dict[str, Array]]]
+    evaluate: Evaluate
 
 
-def _compile(program: Program, shapes: RunState, progress: Progress) -> _Compiled:
+def _compile(build: Build, progress: Progress) -> _Compiled:
     progress.compiling("program")
     start = time.perf_counter()
-    evaluate = jax.jit(program.evaluate, donate_argnums=0, out_shardings=(shardings(shapes), None))
-    compiled = _Compiled(compile_chunk(program, shapes), evaluate.lower(shapes).compile())
+    compiled = _Compiled(build.chunk(), build.evaluate())
     progress.compiled("program", time.perf_counter() - start)
     return compiled
 
 
-def compile_chunk(program: Program, shapes: RunState) -> Chunk:
-    """The executable of a run's chunks, which uses up the state it is given."""
-    chunk = partial(program.chunk, iterations=program.iterations_per_chunk())
-    # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
-    return jax.jit(chunk, donate_argnums=0, out_shardings=(shardings(shapes), None)).lower(shapes).compile()
-
-
 def _train(config: RunConfig, folder: RunFolder, progress: Progress, log: Sequence[str]) -> None:
     use_compilation_cache()
-    program = spread(config)
-    shapes = placed(program)
-    needed = checkpoint.nbytes(shapes) * (config.checkpoints.keep + 2)
+    run = build(config)
+    program = run.program
+    needed = checkpoint.nbytes(run.shapes) * (config.checkpoints.keep + 2)
     checkpoint.check_writable(folder.checkpoints, needed)
     provenance.record(folder.path)
-    found = checkpoint.load(folder.checkpoints, shapes)
+    found = checkpoint.load(folder.checkpoints, run.shapes)
     for warning in found.warnings if found else ():
         progress.message(warning)
     done = found.manifest.chunk if found else -1
     folder.drop_after(done)
     _set_status(program, folder, "running")
-    compiled = _compile(program, shapes, progress)
+    compiled = _compile(run, progress)
     if found:
         state = found.state
         progress.message(f"resumed after {min(found.manifest.steps):,} steps from {found.manifest.name}.")
         del found
     else:
-        state = jax.jit(program.init, out_shardings=shardings(shapes))()
+        state = run.init()
     with logs.logging(log, config, folder) as write_log:
 
         def write(kind: Kind, chunk: int, frame: pl.DataFrame) -> None:
@@ -292,7 +284,7 @@ def score_unit(program: Program) -> str:
 
 def _finish(program: Program, folder: RunFolder, state: RunState, progress: Progress) -> None:
     """The absolute evaluation; then policies replace the states, which a complete run never needs again."""
-    policies = jax.jit(program.policies)(state)
+    policies = jit(program.policies, once=True)(state)
     final = _absolute(program, policies, program.config.evaluation.final, "final")
     folder.write_part("final", 0, final)
     digest.write(folder)
@@ -310,7 +302,7 @@ def _absolute(program: Program, policies: Policies, episodes: int, purpose: str)
     """At least `episodes` greedy episodes of every member's last and best policy, in groups of one compiled size."""
     per_call = program.config.evaluation.episodes
     key = stream(jax.random.PRNGKey(0), purpose)
-    play = jax.jit(program.play)
+    play = jit(program.play)
     steps = np.asarray(policies.steps).tolist()
     frames = []
     for call in range(-(-episodes // per_call)):
