@@ -223,25 +223,39 @@ class PPO:
         carries = batches.join_axes((rollout.carry, critic_carries))
         state = PPOState(state.nets, state.opt, running, critic_carry)
 
-        def epoch(state: PPOState, k: Array) -> tuple[PPOState, Metrics]:
-            if self.minibatches == 1:
-                return self._gradient_step(spec, state, batch, carries, clock)
-            sequences = batch.active.shape[1]
-            order = jax.random.permutation(stream(key, "shuffle", k), sequences).reshape(self.minibatches, -1)
+        def whole(state: PPOState, _: None) -> tuple[PPOState, Metrics]:
+            return self._gradient_step(spec, state, batch, carries, clock)
 
-            def one(state: PPOState, chosen: Array) -> tuple[PPOState, Metrics]:
-                picked = jax.tree.map(lambda x: x[:, chosen], batch), jax.tree.map(lambda x: x[chosen], carries)
-                return self._gradient_step(spec, state, *picked, clock)
+        def minibatch(state: PPOState, now: tuple[Array, Array]) -> tuple[PPOState, Metrics]:
+            chosen, advantage = now
+            picked, starts = jax.tree.map(lambda x: x[:, chosen], batch), jax.tree.map(lambda x: x[chosen], carries)
+            picked = eqx.tree_at(lambda b: b.advantage, picked, advantage)
+            return self._gradient_step(spec, state, picked, starts, clock)
 
-            return jax.lax.scan(one, state, order)
-
-        state, metrics = jax.lax.scan(epoch, state, jnp.arange(self.epochs))
+        if self.minibatches == 1:
+            state, metrics = jax.lax.scan(whole, state, None, length=self.epochs)
+        else:
+            state, metrics = jax.lax.scan(minibatch, state, self._minibatches(batch, key))
         first_ratio = metrics.pop("ratio_error")
         metrics = jax.tree.map(jnp.sum, metrics)
         # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         metrics["ratio_error_first"] = jax.tree.map(lambda x: x.reshape(-1)[0], first_ratio)
         metrics["advantage_std"] = Mean.of(jnp.std(advantage, where=active))
         return state, metrics
+
+    def _minibatches(self, batch: Batch, key: Array) -> tuple[Array, Array]:
+        """Sequences of every gradient step [step, sequence], and their advantages [step, row, sequence, agent].
+
+        Found for all steps at once: parts of a run must meet to scale advantages, and each meeting costs them time.
+        """
+        sequences = batch.active.shape[1]
+        keys = jax.vmap(lambda k: stream(key, "shuffle", k))(jnp.arange(self.epochs))
+        order = jax.vmap(lambda k: jax.random.permutation(k, sequences))(keys)
+        order = order.reshape(self.epochs * self.minibatches, -1)
+        advantage, active = (jnp.moveaxis(x[:, order], 1, 0) for x in (batch.advantage, batch.active))
+        if self.advantages == "minibatch":
+            advantage = jax.vmap(batches.standardise)(advantage, active)
+        return order, advantage
 
     def _value_rollout(self, spec: Spec, state: PPOState, step: Step) -> tuple[Array, Array, Array]:
         """Carry into the next rollout, carries into each segment [segment, env, ...], values of all time + 1 rows."""
@@ -274,7 +288,7 @@ class PPO:
         lambda_t = jnp.broadcast_to(returns.continues(step.last, self.gae_lambda)[..., None], v[1:].shape)
         goal = returns.lambda_returns(step.reward[1:], discount_t, v[1:], lambda_t)
         advantage = goal - v[:-1]
-        if self.advantages == "rollout":
+        if self.advantages == "rollout" or (self.advantages == "minibatch" and self.minibatches == 1):
             advantage = batches.standardise(advantage, active)
         if normal:
             running = normalise.track(running, goal, active, self.value.memory)
@@ -284,42 +298,39 @@ class PPO:
     def _gradient_step(
         self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock
     ) -> tuple[PPOState, Metrics]:
-        def loss(nets: Nets) -> tuple[Array, Metrics]:
-            actor, metrics = self._actor_loss(spec, nets.actor, batch, carries[0])
-            critic = self._critic_loss(spec, nets.critic, batch, carries[1])
-            return actor + self.value.weight * parts.share(critic), {**metrics, "value_loss": critic}
+        def loss(nets: Nets) -> tuple[Mean, Metrics]:
+            metrics = self._actor_losses(spec, nets.actor, batch, carries[0])
+            policy, entropy = metrics["policy_loss"], metrics["entropy"]
+            value = self._critic_loss(spec, nets.critic, batch, carries[1])
+            # All three are means over the active agents.
+            total = policy.total - self.entropy * entropy.total + self.value.weight * value.total
+            return Mean(total, policy.weight), {**metrics, "value_loss": value}
 
-        grads, metrics = jax.grad(loss, has_aux=True)(state.nets)
-        grads = parts.total(grads)
+        grads, metrics = parts.mean_gradient(loss, state.nets)
         actor, opt_a = self.optimiser.step(state.nets.actor, grads.actor, state.opt[0], clock.progress)
         critic, opt_c = self.optimiser.step(state.nets.critic, grads.critic, state.opt[1], clock.progress)
         metrics["grad_norm_actor"] = Mean.of(optax.tree.norm(grads.actor))
         metrics["grad_norm_critic"] = Mean.of(optax.tree.norm(grads.critic))
         return PPOState(Nets(actor, critic), (opt_a, opt_c), state.returns, state.critic_carry), metrics
 
-    def _actor_loss(self, spec: Spec, actor: Actor, batch: Batch, carry: Array) -> tuple[Array, Metrics]:
-        """Clipped surrogate minus the entropy bonus, over active agents."""
+    def _actor_losses(self, spec: Spec, actor: Actor, batch: Batch, carry: Array) -> Metrics:
+        """Clipped surrogate, entropy and how far the policy has moved, over active agents."""
         _, params = self._distribution(spec, actor, carry, batch.step)
         legal = batch.step.legal
         log_ratio = distributions.log_prob(spec.action, params, actor.log_std, legal, batch.action) - batch.log_prob
         ratio = jnp.exp(log_ratio)
-        advantage = batch.advantage
-        if self.advantages == "minibatch":
-            advantage = batches.standardise(advantage, batch.active)
-        gain = ratio * advantage
+        gain = ratio * batch.advantage
         if self.clip > 0:
-            gain = jnp.minimum(gain, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * advantage)
-        surrogate = Mean.of(-gain, batch.active)
-        entropy = Mean.of(distributions.entropy(spec.action, params, actor.log_std, legal), batch.active)
+            gain = jnp.minimum(gain, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * batch.advantage)
         metrics = {
-            "policy_loss": surrogate,
-            "entropy": entropy,
+            "policy_loss": Mean.of(-gain, batch.active),
+            "entropy": Mean.of(distributions.entropy(spec.action, params, actor.log_std, legal), batch.active),
             "kl": Mean.of(ratio - 1.0 - log_ratio, batch.active),
             "ratio_error": Mean.of(jnp.max(jnp.where(batch.active, jnp.abs(ratio - 1.0), 0.0))),
         }
         if self.clip > 0:
             metrics["clipped"] = Mean.of((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32), batch.active)
-        return parts.share(surrogate) - self.entropy * parts.share(entropy), metrics
+        return metrics
 
     def _critic_loss(self, spec: Spec, critic: Params, batch: Batch, carry: Array) -> Mean:
         """Squared or huber error of the values, clipped around the old ones, over active agents."""

@@ -222,10 +222,10 @@ class Q:
     def _gradient_step(
         self, spec: Spec, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
     ) -> tuple[Learner, Metrics]:
-        grads, (found, metrics) = jax.grad(self._loss, argnums=1, has_aux=True)(
-            spec, now.online, now, batch, draw, clock, key
-        )
-        grads = parts.total(grads)
+        def loss(online: Weights) -> tuple[Mean, tuple[Found, Metrics]]:
+            return self._loss(spec, online, now, batch, draw, clock, key)
+
+        grads, (found, metrics) = parts.mean_gradient(loss, now.online)
         online, opt = self._move(now, grads, clock)
         updates = now.updates + 1
         weight = jnp.where(updates % self.target.every == 0, self.target.tau, 0.0)
@@ -267,7 +267,7 @@ class Q:
 
     def _loss(
         self, spec: Spec, online: Weights, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
-    ) -> tuple[Array, tuple[Found, Metrics]]:
+    ) -> tuple[Mean, tuple[Found, Metrics]]:
         """Mean squared TD error over real transitions."""
         q_i, v_i = self._read(spec, online, now.target, batch)
         state = global_state(spec, batch.step)
@@ -286,7 +286,7 @@ class Q:
         }
         found = Found(draw.sizes(q_tm1, goal, valid), None, None)
         if self.credit.kind == "none" and self.share.select == "none":
-            return parts.share(squared), (found, metrics)
+            return squared, (found, metrics)
         mine, squares, about = self.credit.learn(mix, q_i, v_i, q_tm1 - goal, batch, self.gamma, clock, key)
         own = Mean.of(draw.weigh(squares), mine.lived)
         metrics |= {**about, "own_loss": own}
@@ -301,7 +301,7 @@ class Q:
             own = Mean(own.total + taken.total, own.weight + taken.weight)
             found, metrics = Found(found.sizes, recent, borrowed and share.probe(borrowed)), metrics | about
         # Without a mixer the team's loss is the agents' own.
-        return own.value + (0.0 if self.credit.kind == "none" else squared.value), (found, metrics)
+        return Mean.of(own.value + (0.0 if self.credit.kind == "none" else squared.value)), (found, metrics)
 
     def _targets(self, step: Step, v_t: Float[Array, "time b team"]) -> Float[Array, "time b team"]:
         """One-step or TD(lambda) targets of each team."""

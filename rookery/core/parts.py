@@ -7,16 +7,18 @@ otherwise they are one more batch axis. In a run of one part nothing of this is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from rookery.core.types import Mean
 
 AXIS = "part"
-_lax: Any = jax.lax  # its collectives are not fully typed
+_jax: Any = jax  # not all of it is fully typed
 
 
 def several() -> bool:
@@ -33,7 +35,7 @@ def total(tree: Any) -> Any:
         return tree
     # As one array: every sum is a meeting of all devices.
     flat, restore = ravel_pytree(tree)
-    return restore(_lax.psum(flat, AXIS))
+    return restore(_jax.lax.psum(flat, AXIS))
 
 
 def mean(m: Mean) -> Float[Array, ""]:
@@ -41,9 +43,23 @@ def mean(m: Mean) -> Float[Array, ""]:
     return total(m).value
 
 
-def share(m: Mean) -> Float[Array, ""]:
-    """What this part adds to the mean over all parts; the gradients of these shares add up to that of the mean."""
-    return Mean(m.total, total(m.weight)).value
+def mean_gradient(loss: Callable[[Any], tuple[Mean, Any]], at: Any) -> tuple[Any, Any]:
+    """Gradient of a loss that is a mean over the batches of all parts, and what else `loss` found.
+
+    The gradient of the sum is divided afterwards, so that the parts meet once: whoever is first waits for the others.
+    """
+
+    def summed(at: Any) -> tuple[Array, tuple[Array, Any]]:
+        found, more = loss(at)
+        return found.total, (found.weight, more)
+
+    grads, (weight, more) = _jax.grad(summed, has_aux=True)(at)
+    grads, weight = total((grads, weight))
+
+    def divided(of_sum: Array) -> Array:
+        return of_sum / jnp.maximum(weight, 1e-9)
+
+    return jax.tree.map(divided, grads), more
 
 
 def own(key: Array) -> Array:
@@ -57,6 +73,6 @@ def joined(tree: Any) -> Any:
         return tree
 
     def join(x: Array) -> Array:
-        return _lax.all_gather(x, AXIS, tiled=True)
+        return _jax.lax.all_gather(x, AXIS, tiled=True)
 
     return jax.tree.map(join, tree)

@@ -6,9 +6,11 @@ step then spends its time on entering loops; and many small loops compile slower
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax.interpreters.mlir
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
-from jax.interpreters import mlir
 from jaxtyping import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -31,4 +33,5 @@ def threefry(key_0: Array, key_1: Array, x_0: Array, x_1: Array) -> tuple[Array,
 
 def unroll_on_cpu() -> None:
     """From here on, programs for CPUs have the rounds one after the other."""
+    mlir: Any = jax.interpreters.mlir  # its annotations are partial
     mlir.register_lowering(threefry2x32_p, mlir.lower_fun(threefry, multiple_results=True), platform="cpu")

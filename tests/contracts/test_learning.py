@@ -178,7 +178,7 @@ def test_a_small_maze_is_solved(preset: str, steps: int) -> None:
     [
         ("mappo", 150_000),
         ("qmix", 250_000),
-        ("differ_vdn", 120_000),
+        ("differ_vdn", 200_000),
         ("differ_qmix", 120_000),
         ("super_dqn", 120_000),
         ("super_qmix", 120_000),

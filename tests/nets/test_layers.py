@@ -36,3 +36,20 @@ def test_linear_and_norm_by_hand() -> None:
     expected = (x - 3) / np.sqrt(14 / 3 + 1e-5) * [1, 2, 3] + [0.5, 0, 0]
     norm = Norm(jnp.array([1.0, 2.0, 3.0]), jnp.array([0.5, 0.0, 0.0]))
     np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [(), (7,), (4, 5, 3)])
+def test_gradients_of_a_layer_are_those_jax_derives(batch: tuple[int, ...]) -> None:
+    keys = jax.random.split(jax.random.PRNGKey(0), 4)
+    x, goal = jax.random.normal(keys[0], (*batch, 6)), jax.random.normal(keys[1], (*batch, 3))
+    weight, bias = jax.random.normal(keys[2], (6, 3)), jax.random.normal(keys[3], (3,))
+
+    def ours(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        return jnp.sum((Linear(weight, bias)(x) - goal) ** 2)
+
+    def plain(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        return jnp.sum((x @ weight + bias - goal) ** 2)
+
+    found, expected = (jax.grad(f, argnums=(0, 1, 2))(x, weight, bias) for f in (ours, plain))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)

@@ -136,17 +136,24 @@ def test_one_part_leaves_no_trace() -> None:
     assert "psum" not in text and "axis_index" not in text
 
 
-def test_shares_add_up_to_the_mean() -> None:
-    def part(x: Any, where: Any) -> Any:
-        mean = Mean.of(x, where)
-        return parts.share(mean), parts.mean(mean), parts.joined(x)
-
+def test_parts_find_the_mean_of_all_and_its_gradient() -> None:
     x, where = jnp.arange(6.0).reshape(2, 3), jnp.array([[True, False, False], [True, True, True]])
-    shares, means, joined = jax.vmap(part, axis_name=parts.AXIS)(x, where)
-    np.testing.assert_allclose(shares.sum(), means[0], rtol=1e-6)
+    at = {"w": jnp.float32(0.7)}
+
+    def loss(at: Any, x: Any, where: Any) -> tuple[Mean, Any]:
+        return Mean.of((at["w"] * x - 1.0) ** 2, where), jnp.sum(x)
+
+    def part(x: Any, where: Any) -> Any:
+        return *parts.mean_gradient(lambda at: loss(at, x, where), at), parts.mean(Mean.of(x, where)), parts.joined(x)
+
+    grads, sums, means, joined = jax.vmap(part, axis_name=parts.AXIS)(x, where)
+    expected = jax.grad(lambda at: loss(at, x, where)[0].value)(at)["w"]
+    np.testing.assert_allclose(grads["w"], [expected, expected], rtol=1e-6)
+    np.testing.assert_array_equal(sums, [3.0, 12.0])
     np.testing.assert_allclose(means, jnp.mean(x, where=where), rtol=1e-6)
     np.testing.assert_array_equal(joined[0], np.arange(6.0))
-    assert parts.share(Mean.of(x[1])) == parts.mean(Mean.of(x[1])) == 4.0
+    alone, _ = parts.mean_gradient(lambda at: loss(at, x, where), at)
+    np.testing.assert_allclose(alone["w"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

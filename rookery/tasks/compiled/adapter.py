@@ -5,11 +5,13 @@ from __future__ import annotations
 import abc
 import contextlib
 import importlib
+import importlib.util
 import io
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal
 from unittest import mock
 
@@ -104,7 +106,34 @@ def world_of(task: JaxmarlTask) -> World:
 def load(module: str, name: str) -> Any:
     """An attribute of a jaxmarl module. Late, because importing jaxmarl takes seconds; quiet, because it prints."""
     with _quiet(), jax.ensure_compile_time_eval():
-        return getattr(importlib.import_module(f"jaxmarl.environments.{module}"), name)
+        return getattr(_import_alone(f"jaxmarl.environments.{module}"), name)
+
+
+def _import_alone(name: str) -> ModuleType:
+    """A module of jaxmarl without the code of the packages above it: that imports every environment, for seconds."""
+    above = [name[:i] for i, letter in enumerate(name) if letter == "."]
+    missing = [package for package in above if package not in sys.modules]
+    try:
+        for package in missing:
+            _put_bare(package)
+        return importlib.import_module(name)
+    except ImportError:  # it needs what those packages gather
+        pass
+    finally:
+        # Whoever imports the packages themselves gets them whole.
+        for package in missing:
+            sys.modules.pop(package, None)
+    return importlib.import_module(name)
+
+
+def _put_bare(package: str) -> None:
+    """Let submodules of a package be found, and nothing else."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+    bare = ModuleType(package)
+    bare.__path__ = spec.submodule_search_locations
+    sys.modules[package] = bare
 
 
 @contextlib.contextmanager

@@ -1,0 +1,47 @@
+"""What XLA is told, and runs of one member."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.training import build
+from rookery.training.loop import over_members
+
+
+def test_programs_of_a_run_call_no_ynnpack_and_give_what_jax_gives() -> None:
+    x = jax.random.normal(jax.random.PRNGKey(0), (64, 128))
+
+    def f(x: jax.Array) -> jax.Array:
+        return jnp.sum(x @ x.T, axis=-1)
+
+    lowered = build.jit(f).lower(x)
+    assert "__ynn_fusion" not in lowered.compile().as_text()
+    np.testing.assert_allclose(lowered.compile()(x), jax.jit(f)(x), rtol=1e-4, atol=1e-3)
+    assert "__ynn_fusion" in jax.jit(f).lower(x).compile().as_text(), "XLA has left YNNPACK by itself: is FAST needed?"
+
+
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FAST", {"xla_cpu_option_of_another_version": "1", **build.FAST})
+    build._accepted.cache_clear()
+    try:
+        assert build._accepted(once=False) == {"xla_cpu_experimental_ynn_fusion_type": ""}
+        assert int(build.jit(lambda x: x + 1)(1)) == 2
+    finally:
+        build._accepted.cache_clear()
+
+
+def test_the_only_member_is_taken_without_a_batch_axis() -> None:
+    def f(member: dict[str, Any], scale: jax.Array) -> dict[str, Any]:
+        return {"y": member["x"] * scale, "n": jnp.sum(member["x"])}
+
+    x = jnp.arange(12.0).reshape(2, 6)
+    both = over_members(f, {"x": x}, jnp.array([2.0, 3.0]))
+    for i in range(2):
+        alone = over_members(f, {"x": x[i : i + 1]}, jnp.array([2.0, 3.0])[i : i + 1])
+        jax.tree.map(partial(np.testing.assert_array_equal), alone, jax.tree.map(lambda y, i=i: y[i : i + 1], both))
