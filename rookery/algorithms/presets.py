@@ -1,5 +1,5 @@
-"""Named settings. Plain names are our own, chosen by time to score on two CPU cores (docs/results.md); a suffix names
-whose published settings a preset has, as far as they are settings of the algorithm and not of a task."""
+"""Named settings. Plain names are our own, meant to reach a score soon on two CPU cores; a suffix names whose published
+settings a preset has, as far as they are settings of the algorithm and not of a task."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ _mappo = PPO(
     minibatches=4,
     entropy=0.01,
 )
-PRESETS["mappo"] = _mappo
+# Of the settings in studies/choose_presets.toml, the soonest at a good score on three tasks (docs/performance.md).
+PRESETS["mappo"] = replace(_mappo, optimiser=replace(_mappo.optimiser, lr=4e-3))
 PRESETS["ippo"] = replace(_mappo, value=Value(sees="obs"))
 PRESETS["a2c"] = replace(
     _mappo,

@@ -194,6 +194,21 @@ def test_import_is_cheap() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_task_imports_its_own_environment_only_and_leaves_jaxmarl_whole() -> None:
+    code = (
+        "import sys, rookery.tasks\n"
+        "from rookery.core.registry import TASKS\n"
+        "TASKS['smax/3m'].spec\n"
+        "assert 'jaxmarl.environments.smax.smax_env' in sys.modules\n"
+        "assert 'jaxmarl.environments.storm' not in sys.modules\n"
+        "import jaxmarl\n"
+        "from jaxmarl.environments.smax import HeuristicEnemySMAX\n"
+        "assert type(jaxmarl.make('HeuristicEnemySMAX')) is HeuristicEnemySMAX\n"
+        "assert TASKS['mpe/simple_spread'].spec.n_agents == 3\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_registry_is_filled_by_importing_the_package() -> None:
     assert rookery.tasks.__all__
     assert {name.split("/")[0] for name in TASKS} == set(TASK_FAMILIES)
