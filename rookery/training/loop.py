@@ -152,6 +152,10 @@ class Program:
         after, out = jax.tree.map(lambda x: x[0], same)
         return eqx.tree_at(_own, after, own), out
 
+    def _over_members(self, f: Callable[..., Any], members: Member) -> Any:
+        # A store keeps its axis: XLA copies all of it where a donated array changes its shape on the way.
+        return over_members(f, members, batch=hasattr(self.config.algo, "replay"))
+
     def chunk(self, state: RunState, iterations: int) -> tuple[RunState, ChunkReport]:
         """`iterations` iterations of every member."""
         return self._over_parts(partial(self._chunk, iterations=iterations), state)
@@ -162,7 +166,7 @@ class Program:
             member, (metrics, steps) = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
             return member, _report(parts.total(metrics), steps)
 
-        members, report = over_members(one_member, state.members)
+        members, report = self._over_members(one_member, state.members)
         return RunState(members, state.iteration + iterations, state.budget), report
 
     def _iterate(self, run: RunState, member: Member, iteration: Array) -> tuple[Member, tuple[Metrics, Array]]:
@@ -198,7 +202,7 @@ class Program:
             kept = (best, jnp.maximum(score, member.best_score))
             return eqx.tree_at(lambda m: (m.best, m.best_score), member, kept), episodes
 
-        members, episodes = over_members(one, state.members)
+        members, episodes = self._over_members(one, state.members)
         return RunState(members, state.iteration, state.budget), episodes
 
     def policies(self, state: RunState) -> Policies:
@@ -236,12 +240,12 @@ class Program:
         return max(1, math.ceil(self.config.steps / chunks / nominal))
 
 
-def over_members(f: Callable[..., Any], *of_members: Any) -> Any:
+def over_members(f: Callable[..., Any], *of_members: Any, batch: bool = False) -> Any:
     """`f` of every member, along the leading axis of all arrays.
 
-    The only member of a run is taken by itself: XLA copies whole rollouts to move a batch axis of length 1.
+    The only member of a run is taken by itself (unless `batch`): XLA copies whole rollouts to move an axis of length 1.
     """
-    if jax.tree.leaves(of_members)[0].shape[0] > 1:
+    if batch or jax.tree.leaves(of_members)[0].shape[0] > 1:
         return jax.vmap(f)(*of_members)
     alone = f(*jax.tree.map(lambda x: x[0], of_members))
     return jax.tree.map(lambda x: x[None], alone)
