@@ -151,7 +151,6 @@ def _run(command: list[str], cache: str, extra: dict[str, str] | None = None) ->
 
 def measure_ours(case: Case) -> dict[str, Any]:
     """Our side in this process: compile a chunk, then run it again and again, as training does."""
-
     import rookery
     from rookery.training.build import build
 

@@ -17,12 +17,12 @@ from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import Collect
 from rookery.tasks.compiled.maze import Maze
 from rookery.tasks.compiled.mpe import Mpe
+from rookery.training.build import ONCE
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 from rookery.training.loop import Program, RunState
 
 # These programs run a few times: compiling them fast matters, running them fast does not.
-HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-hasty_jit = partial(jax.jit, compiler_options=HASTY)
+hasty_jit = partial(jax.jit, compiler_options=ONCE)
 
 SMALL_TASKS: dict[str, Any] = {
     "matrix/climbing": TASKS["matrix/climbing"],

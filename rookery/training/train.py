@@ -174,10 +174,10 @@ class _Compiled:
     evaluate: Evaluate
 
 
-def _compile(build: Build, progress: Progress) -> _Compiled:
+def _compile(run: Build, progress: Progress) -> _Compiled:
     progress.compiling("program")
     start = time.perf_counter()
-    compiled = _Compiled(build.chunk(), build.evaluate())
+    compiled = _Compiled(run.chunk(), run.evaluate())
     progress.compiled("program", time.perf_counter() - start)
     return compiled
 
