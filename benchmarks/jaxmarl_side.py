@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import resource
 import sys
 import time
@@ -49,12 +50,14 @@ def main() -> None:
     train = jax.jit(script.make_train(config, *env))
     compiled = train.lower(jax.random.PRNGKey(config["SEED"])).compile()
     compile_seconds = time.perf_counter() - start
+    ready_seconds = time.time() - float(os.environ.get("STARTED", "nan"))
     if request.get("stream"):
         print(json.dumps({"compiled": compile_seconds, "wall": time.perf_counter()}), flush=True)
     out = jax.block_until_ready(compiled(jax.random.PRNGKey(config["SEED"])))
     jax.effects_barrier()
     answer = {
         "compile_seconds": compile_seconds,
+        "ready_seconds": ready_seconds,
         "steps_per_update": config["NUM_ENVS"] * config["NUM_STEPS"],
         "parameters": _parameters(out["runner_state"]),
         "gradient_steps": _gradient_steps(out["runner_state"]),

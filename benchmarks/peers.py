@@ -143,6 +143,7 @@ def compare(name: str, checkout: Path, peer_python: Path, rounds: int) -> dict[s
 def _run(command: list[str], cache: str, extra: dict[str, str] | None = None) -> dict[str, Any]:
     """One measuring process; its last line of output is its answer."""
     env = dict(os.environ, JAX_COMPILATION_CACHE_DIR=cache, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    env["STARTED"] = str(time.time())
     done = subprocess.run(command, env=env | (extra or {}), capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)[:200]} failed:\n{done.stderr[-3000:]}")
@@ -153,14 +154,18 @@ def measure_ours(case: Case) -> dict[str, Any]:
     """Our side in this process: compile a chunk, then run it again and again, as training does."""
     import rookery
     from rookery.training.build import build
+    from rookery.training.devices import claim_devices
 
     config = rookery.config(case.preset, case.task, **{"algo.collect.parts": PARTS, **case.ours})
+    claim_devices(config)
+    assert config.task.spec.agents  # imports the environments, as JaxMARL's scripts do before their clock starts
     start = time.perf_counter()
     run = build(config)
     at_once = max(1, case.updates // 20)
     step = run.chunk(at_once)
     state = run.init()
     compile_seconds = time.perf_counter() - start
+    ready_seconds = time.time() - float(os.environ.get("STARTED", "nan"))
     rows: list[tuple[float, float, int]] = []
     gradient_steps = 0.0
     for _ in range(case.updates // at_once + 1):
@@ -177,6 +182,7 @@ def measure_ours(case: Case) -> dict[str, Any]:
         "cpu_per_update": (cpu_end - cpu) / updates,
         "updates_per_second": updates / (wall_end - wall),
         "compile_seconds": compile_seconds,
+        "ready_seconds": ready_seconds,
         "gradient_steps": gradient_steps * (len(rows) - 1) / len(rows),
         "parameters": _parameters(state) // PARTS,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -215,6 +221,8 @@ def _summary(answers: list[dict[str, Any]]) -> dict[str, Any]:
         "spread": [round(a["steps_per_second"]) for a in answers],
         "compile_cold": answers[0]["compile_seconds"],
         "compile_cached": statistics.median(a["compile_seconds"] for a in answers[1:] or answers),
+        "ready_cold": answers[0]["ready_seconds"],
+        "ready_cached": statistics.median(a["ready_seconds"] for a in answers[1:] or answers),
         "peak_mib": max(a["peak_mib"] for a in answers),
         "gradient_steps": last["gradient_steps"],
         "parameters": last["parameters"],
@@ -227,6 +235,8 @@ ROWS = {  # name -> whether more is better
     "cpu_per_update": False,
     "compile_cold": False,
     "compile_cached": False,
+    "ready_cold": False,
+    "ready_cached": False,
     "peak_mib": False,
 }
 

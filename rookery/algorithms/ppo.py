@@ -16,10 +16,22 @@ from rookery.core import parts
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
-from rookery.core.types import Action, Clock, Collect, Entities, Mean, Metrics, Rollout, Spec, Step, team_discount
+from rookery.core.types import (
+    Action,
+    Clock,
+    Collect,
+    Entities,
+    Mean,
+    Metrics,
+    Packed,
+    Rollout,
+    Spec,
+    Step,
+    team_discount,
+)
 from rookery.mechanisms import normalise
 from rookery.nets.agent import Net, Params
-from rookery.nets.optimiser import Optimiser
+from rookery.nets.optimiser import Optimiser, norm
 from rookery.ops import batches, distributions, returns
 
 
@@ -223,23 +235,23 @@ class PPO:
         carries = batches.join_axes((rollout.carry, critic_carries))
         state = PPOState(state.nets, state.opt, running, critic_carry)
 
-        def whole(state: PPOState, _: None) -> tuple[PPOState, Metrics]:
+        def whole(state: PPOState, _: None) -> tuple[PPOState, Packed]:
             return self._gradient_step(spec, state, batch, carries, clock)
 
-        def minibatch(state: PPOState, now: tuple[Array, Array]) -> tuple[PPOState, Metrics]:
+        def minibatch(state: PPOState, now: tuple[Array, Array]) -> tuple[PPOState, Packed]:
             chosen, advantage = now
             picked, starts = jax.tree.map(lambda x: x[:, chosen], batch), jax.tree.map(lambda x: x[chosen], carries)
             picked = eqx.tree_at(lambda b: b.advantage, picked, advantage)
             return self._gradient_step(spec, state, picked, starts, clock)
 
         if self.minibatches == 1:
-            state, metrics = jax.lax.scan(whole, state, None, length=self.epochs)
+            state, steps = jax.lax.scan(whole, state, None, length=self.epochs)
         else:
-            state, metrics = jax.lax.scan(minibatch, state, self._minibatches(batch, key))
-        first_ratio = metrics.pop("ratio_error")
-        metrics = jax.tree.map(jnp.sum, metrics)
+            state, steps = jax.lax.scan(minibatch, state, self._minibatches(batch, key))
+        metrics = steps.summed().metrics()
         # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
-        metrics["ratio_error_first"] = jax.tree.map(lambda x: x.reshape(-1)[0], first_ratio)
+        del metrics["ratio_error"]
+        metrics["ratio_error_first"] = steps.at(0).metrics()["ratio_error"]
         metrics["advantage_std"] = Mean.of(jnp.std(advantage, where=active))
         return state, metrics
 
@@ -297,7 +309,7 @@ class PPO:
 
     def _gradient_step(
         self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock
-    ) -> tuple[PPOState, Metrics]:
+    ) -> tuple[PPOState, Packed]:
         def loss(nets: Nets) -> tuple[Mean, Metrics]:
             metrics = self._actor_losses(spec, nets.actor, batch, carries[0])
             policy, entropy = metrics["policy_loss"], metrics["entropy"]
@@ -309,9 +321,9 @@ class PPO:
         grads, metrics = parts.mean_gradient(loss, state.nets)
         actor, opt_a = self.optimiser.step(state.nets.actor, grads.actor, state.opt[0], clock.progress)
         critic, opt_c = self.optimiser.step(state.nets.critic, grads.critic, state.opt[1], clock.progress)
-        metrics["grad_norm_actor"] = Mean.of(optax.tree.norm(grads.actor))
-        metrics["grad_norm_critic"] = Mean.of(optax.tree.norm(grads.critic))
-        return PPOState(Nets(actor, critic), (opt_a, opt_c), state.returns, state.critic_carry), metrics
+        metrics["grad_norm_actor"] = Mean.of(norm(grads.actor))
+        metrics["grad_norm_critic"] = Mean.of(norm(grads.critic))
+        return PPOState(Nets(actor, critic), (opt_a, opt_c), state.returns, state.critic_carry), Packed.of(metrics)
 
     def _actor_losses(self, spec: Spec, actor: Actor, batch: Batch, carry: Array) -> Metrics:
         """Clipped surrogate, entropy and how far the policy has moved, over active agents."""

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int
 
 from rookery.algorithms.inputs import own_view, view_size
@@ -17,7 +16,19 @@ from rookery.core import parts
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
-from rookery.core.types import Action, Clock, Collect, Mean, Metrics, Rollout, Spec, Step, global_state, team_discount
+from rookery.core.types import (
+    Action,
+    Clock,
+    Collect,
+    Mean,
+    Metrics,
+    Packed,
+    Rollout,
+    Spec,
+    Step,
+    global_state,
+    team_discount,
+)
 from rookery.mechanisms import share
 from rookery.mechanisms.credit import Credit, Keys
 from rookery.mechanisms.share import Borrowed, Recent, Share
@@ -26,7 +37,7 @@ from rookery.memory.replay import Draw, Replay
 from rookery.memory.sequences import Memory, Sequence, by_env, by_partner, example, previous_actions, time_major
 from rookery.nets.agent import Net, Params
 from rookery.nets.mixers import Mixer, MixerParams
-from rookery.nets.optimiser import Optimiser, Schedule
+from rookery.nets.optimiser import Optimiser, Schedule, norm
 from rookery.nets.transformer import Heard
 from rookery.ops import explore, returns, td
 
@@ -197,16 +208,17 @@ class Q:
         stored = replay.filled(clock.iteration, envs, capacity)
         steps = round(self.replay.steps_per_sequence * envs)
 
-        def learn(learner: Learner) -> tuple[Learner, Metrics]:
-            def one(learner: Learner, k: Array) -> tuple[Learner, Metrics]:
+        def learn(learner: Learner) -> tuple[Learner, Packed]:
+            def one(learner: Learner, k: Array) -> tuple[Learner, Packed]:
                 draw = self.replay.draw(stream(key, "replay", k), learner.priorities, stored, clock)
                 batch = time_major(replay.take(store, draw.index))
-                return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
+                learner, metrics = self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
+                return learner, Packed.of(metrics)
 
-            learner, metrics = jax.lax.scan(one, learner, jnp.arange(steps))
-            return learner, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics)
+            learner, found = jax.lax.scan(one, learner, jnp.arange(steps))
+            return learner, found.summed()
 
-        def wait(learner: Learner) -> tuple[Learner, Metrics]:
+        def wait(learner: Learner) -> tuple[Learner, Packed]:
             shapes = jax.eval_shape(learn, learner)[1]
             return learner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -214,7 +226,8 @@ class Q:
         # because a branch copies what it returns.
         ready = stored >= max(self.replay.batch, self.replay.start)
         learner = replace(state.learner, priorities=self.replay.welcome(state.learner.priorities, position, envs))
-        learner, metrics = jax.lax.cond(ready, learn, wait, learner)
+        learner, found = jax.lax.cond(ready, learn, wait, learner)
+        metrics = found.metrics()
         metrics["epsilon"] = Mean.of(self.epsilon.at(clock.steps, clock.budget))
         metrics["gradient_steps"] = Mean.of(jnp.where(ready, float(steps), 0.0))
         return QState(learner, store), metrics
@@ -230,7 +243,7 @@ class Q:
         updates = now.updates + 1
         weight = jnp.where(updates % self.target.every == 0, self.target.tau, 0.0)
         target = jax.tree.map(lambda new, old: weight * new + (1.0 - weight) * old, online, now.target)
-        metrics["grad_norm"] = Mean.of(optax.tree.norm(grads))
+        metrics["grad_norm"] = Mean.of(norm(grads))
         if found.sizes is not None:
             metrics["priority_spread"] = Mean.of(jnp.max(found.sizes) / jnp.maximum(jnp.mean(found.sizes), 1e-9))
         recent = found.recent

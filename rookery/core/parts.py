@@ -49,17 +49,14 @@ def mean_gradient(loss: Callable[[Any], tuple[Mean, Any]], at: Any) -> tuple[Any
     The gradient of the sum is divided afterwards, so that the parts meet once: whoever is first waits for the others.
     """
 
-    def summed(at: Any) -> tuple[Array, tuple[Array, Any]]:
+    def summed(at: Any) -> tuple[Any, tuple[Any, Any]]:
         found, more = loss(at)
         return found.total, (found.weight, more)
 
     grads, (weight, more) = _jax.grad(summed, has_aux=True)(at)
-    grads, weight = total((grads, weight))
-
-    def divided(of_sum: Array) -> Array:
-        return of_sum / jnp.maximum(weight, 1e-9)
-
-    return jax.tree.map(divided, grads), more
+    flat, restore = ravel_pytree(grads)
+    flat, weight = total((flat, weight))
+    return restore(flat / jnp.maximum(weight, 1e-9)), more
 
 
 def own(key: Array) -> Array:

@@ -162,8 +162,8 @@ class Clock(eqx.Module):
 class Mean(eqx.Module):
     """A weighted mean under way; weight 0 means nothing was measured."""
 
-    total: Float[Array, "*b"]
-    weight: Float[Array, "*b"]
+    total: Float[Array | np.ndarray, "*b"]
+    weight: Float[Array | np.ndarray, "*b"]
 
     @staticmethod
     def of(x: Array, where: Array | float = 1.0) -> Mean:
@@ -176,7 +176,34 @@ class Mean(eqx.Module):
     @property
     def value(self) -> Array:
         """The mean; 0 where nothing was measured."""
-        return self.total / jnp.maximum(self.weight, 1e-9)
+        return jnp.divide(self.total, jnp.maximum(self.weight, 1e-9))
+
+
+class Packed(eqx.Module):
+    """Metrics as one array while a loop keeps them: XLA compiles and runs small programs for each array it keeps."""
+
+    values: Float[Array | np.ndarray, "*b two metric"]
+    """Totals, then weights."""
+    names: tuple[str, ...] = eqx.field(static=True)
+
+    @staticmethod
+    def of(metrics: Metrics) -> Packed:
+        """Of one moment."""
+        names = sorted(metrics)
+        totals, weights = [metrics[n].total for n in names], [metrics[n].weight for n in names]
+        return Packed(jnp.stack(totals + weights).reshape(2, len(names)), tuple(names))
+
+    def summed(self) -> Packed:
+        """Over the first axis."""
+        return Packed(jnp.sum(self.values, axis=0), self.names)
+
+    def at(self, index: int) -> Packed:
+        """One moment of many."""
+        return Packed(self.values[index], self.names)
+
+    def metrics(self) -> Metrics:
+        """By name."""
+        return {name: Mean(self.values[..., 0, i], self.values[..., 1, i]) for i, name in enumerate(self.names)}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 
@@ -37,14 +38,22 @@ class Optimiser:
         }[self.kind]()
         return optax.chain(optax.clip_by_global_norm(self.clip), scale)
 
+    # Gradients are one long vector here: otherwise each layer has small programs of its own, to be compiled and called.
     def init(self, params: Any) -> Any:
-        return self._transform().init(params)
+        return self._transform().init(ravel_pytree(params)[0])
 
     def step(self, params: Any, grads: Any, state: Any, progress: Float[Array, ""]) -> tuple[Any, Any]:
         """New parameters and optimiser state; `progress` is the share of the budget used."""
-        updates, state = self._transform().update(grads, state, params)
+        flat, restore = ravel_pytree(grads)
+        updates: Any
+        updates, state = self._transform().update(flat, state)
         rate = self.lr * (1.0 - progress) if self.decay == "linear" else self.lr
-        return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
+        return jax.tree.map(lambda p, u: p - rate * u, params, restore(updates)), state
+
+
+def norm(grads: Any) -> Float[Array, ""]:
+    """Length of a gradient, computed as clipping does it, so that XLA does it once."""
+    return optax.tree.norm(ravel_pytree(grads)[0])
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,12 @@ class Gru(eqx.Module):
 def gru(key: Array, n_in: int, width: int) -> Gru:
     """Orthogonal weights gate by gate, zero biases."""
     k_in, k_hidden = jax.random.split(key)
-    blocks_in = [orthogonal(k, n_in, width) for k in jax.random.split(k_in, 3)]
-    blocks_hidden = [orthogonal(k, width, width) for k in jax.random.split(k_hidden, 3)]
-    return Gru(
-        jnp.concatenate(blocks_in, axis=1),
-        jnp.concatenate(blocks_hidden, axis=1),
-        jnp.zeros(3 * width),
-        jnp.zeros(width),
-    )
+
+    def gates(key: Array, rows: int) -> Float[Array, "rows gates"]:
+        blocks = jax.vmap(lambda k: orthogonal(k, rows, width))(jax.random.split(key, 3))
+        return jnp.concatenate(list(blocks), axis=1)
+
+    return Gru(gates(k_in, n_in), gates(k_hidden, width), jnp.zeros(3 * width), jnp.zeros(width))
 
 
 class Gates(NamedTuple):

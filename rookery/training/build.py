@@ -19,7 +19,11 @@ Evaluate = Callable[[RunState], tuple[RunState, dict[str, Array]]]
 
 FAST = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """Without YNNPACK: calling it costs more than small sums and products do (docs/performance.md has figures)."""
-ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+ONCE = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
 """For programs that run once: compiling them takes longer than running them slowly."""
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from rookery.core import parts
 from rookery.core.config import with_values
 from rookery.core.keys import stream
-from rookery.core.types import Algorithm, Clock, Mean, Metrics, Task
+from rookery.core.types import Algorithm, Clock, Metrics, Packed, Task
 from rookery.training.config import RunConfig
 from rookery.training.rollout import Worlds, collect, open_worlds, play
 
@@ -61,11 +62,25 @@ class Policies(eqx.Module):
 
 
 class ChunkReport(eqx.Module):
-    """What a chunk tells the host: means over it, and where a quantity first stopped being finite (-1: nowhere)."""
+    """What a chunk tells the host, of each member."""
 
-    means: Metrics
-    broken: dict[str, Int[Array, ""]]
-    steps: UInt[Array, ""]
+    sums: Packed
+    """Metrics, summed over the chunk."""
+    broken_at: Int[Array, "*member metric"]
+    """Steps at which each metric first stopped being finite; -1: nowhere."""
+    steps: UInt[Array, "*member"]
+
+    # On the host: taking arrays apart on a device would be a program and a transfer for each of them.
+    @property
+    def means(self) -> Metrics:
+        """Means over the chunk, by name."""
+        return Packed(np.asarray(self.sums.values), self.sums.names).metrics()
+
+    @property
+    def broken(self) -> dict[str, np.ndarray]:
+        """`broken_at` by name."""
+        at = np.asarray(self.broken_at)
+        return {name: at[..., i] for i, name in enumerate(self.sums.names)}
 
 
 @dataclass(frozen=True)
@@ -169,7 +184,7 @@ class Program:
         members, report = self._over_members(one_member, state.members)
         return RunState(members, state.iteration + iterations, state.budget), report
 
-    def _iterate(self, run: RunState, member: Member, iteration: Array) -> tuple[Member, tuple[Metrics, Array]]:
+    def _iterate(self, run: RunState, member: Member, iteration: Array) -> tuple[Member, tuple[Packed, Array]]:
         """Collect one rollout and learn from it."""
         algo = self.algo(member.hyper)
         clock = run.clock(member.steps, iteration)
@@ -182,7 +197,7 @@ class Program:
         learned, metrics = algo.update(self.task.spec, member.algo, rollout, clock, key)
         metrics = {**{f"train/{k}": v for k, v in episodes.items()}, **metrics}
         after = Member(member.key, member.hyper, learned, worlds, steps, member.best, member.best_score)
-        return _strong(after), (metrics, steps)
+        return _strong(after), (Packed.of(metrics), steps)
 
     def evaluate(self, state: RunState) -> tuple[RunState, dict[str, Array]]:
         """Greedy episodes of every member [member, episode, ...]; keeps the best policy of each."""
@@ -280,16 +295,8 @@ def _strong(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)
 
 
-def _report(metrics: Metrics, steps: Array) -> ChunkReport:
-    """Metrics of each iteration [iteration] -> means, and the steps at which one first stopped being finite."""
-    is_mean = lambda x: isinstance(x, Mean)  # noqa: E731
-
-    def broken(m: Mean) -> Array:
-        bad = ~jnp.isfinite(m.total)
-        return jnp.where(jnp.any(bad), steps[jnp.argmax(bad)].astype(jnp.int32), -1)
-
-    return ChunkReport(
-        means=jax.tree.map(lambda m: Mean(jnp.sum(m.total), jnp.sum(m.weight)), metrics, is_leaf=is_mean),
-        broken=jax.tree.map(broken, metrics, is_leaf=is_mean),
-        steps=steps[-1],
-    )
+def _report(of_iterations: Packed, steps: Array) -> ChunkReport:
+    """Metrics of each iteration -> their sums, and the steps at which one first stopped being finite."""
+    bad = ~jnp.isfinite(of_iterations.values[:, 0])
+    first = steps[jnp.argmax(bad, axis=0)].astype(jnp.int32)
+    return ChunkReport(of_iterations.summed(), jnp.where(jnp.any(bad, axis=0), first, -1), steps[-1])
