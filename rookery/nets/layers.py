@@ -21,6 +21,12 @@ GAINS = {"relu": 2**0.5, "tanh": 5 / 3, "elu": 1.0, "gelu": 1.0}
 """Gains that keep the variance of each activation (as torch's calculate_gain has them)."""
 
 
+_LINE = 16
+"""Numbers in a cache line."""
+_MANY = 128
+"""Rows of which a column does not fit into a core's first cache if they are 128 wide."""
+
+
 class Linear(eqx.Module):
     weight: Float[Array, "n_in n_out"]
     bias: Float[Array, "n_out"]
@@ -40,18 +46,25 @@ def _affine_keep(x: Array, weight: Array, bias: Array) -> tuple[Array, tuple[Arr
 
 def _affine_back(kept: tuple[Array, Array], d: Array) -> tuple[Array, Array, Array]:
     x, weight = kept
-    flat_x, flat_d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
-    # The transposed product: XLA then transposes `d` while it computes it, and nothing has to be packed anew.
-    return d @ weight.T, (flat_d.T @ flat_x).T, column_sums(d)
+    return d @ weight.T, *weight_gradients(x, d)
 
 
 _affine.defvjp(_affine_keep, _affine_back)
 
 
-def column_sums(x: Float[Array, "*b n"]) -> Float[Array, "n"]:
-    """Sums over all but the last axis, as a product: XLA's reductions on CPUs compute their operands again."""
-    flat = x.reshape(-1, x.shape[-1])
-    return jnp.ones(flat.shape[0]) @ flat
+def weight_gradients(
+    x: Float[Array, "*b n_in"], d: Float[Array, "*b n_out"]
+) -> tuple[Float[Array, "n_in n_out"], Float[Array, "n_out"]]:
+    """Gradients of weights and bias, from the input and the gradient of the output."""
+    x, d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
+    ones = jnp.ones((x.shape[0], 1))
+    if jax.default_backend() == "cpu" and x.shape[0] >= _MANY and x.shape[1] % _LINE == 0 and d.shape[1] > 1:
+        # The product reads columns of `x`. Where rows are whole cache lines, a column lies in few sets of the cache and
+        # does not fit; one column more, of ones, and it does. Its row of the product is the bias's gradient.
+        both = jnp.concatenate([x, ones], axis=1).T @ d
+        return both[:-1], both[-1]
+    # Sums as products: XLA's reductions on CPUs compute their operands again.
+    return (d.T @ x).T, ones[:, 0] @ d
 
 
 class Norm(eqx.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.nets.layers import column_sums, orthogonal
+from rookery.nets.layers import orthogonal, weight_gradients
 
 
 class Gru(eqx.Module):
@@ -147,9 +147,8 @@ def _input_side(d_hidden: Array, d_n: Array) -> Array:
 
 def _weight_gradients(x: Array, h: Array, d_in: Array, d_hidden: Array) -> Gru:
     """From the gradients of both projections, summed over all leading axes."""
-    x, h, d_in, d_hidden = (a.reshape(-1, a.shape[-1]) for a in (x, h, d_in, d_hidden))
-    width = h.shape[-1]
-    return Gru(x.T @ d_in, h.T @ d_hidden, column_sums(d_in), column_sums(d_hidden[:, 2 * width :]))
+    (w_in, bias), (w_hidden, sums) = weight_gradients(x, d_in), weight_gradients(h, d_hidden)
+    return Gru(w_in, w_hidden, bias, sums[2 * h.shape[-1] :])
 
 
 unroll.defvjp(_keep, _backward)

@@ -38,11 +38,13 @@ def test_linear_and_norm_by_hand() -> None:
     np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("batch", [(), (7,), (4, 5, 3)])
-def test_gradients_of_a_layer_are_those_jax_derives(batch: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("sizes", [(6, 3), (16, 3), (32, 1)])
+@pytest.mark.parametrize("batch", [(), (7,), (4, 5, 3), (60, 5)])
+def test_gradients_of_a_layer_are_those_jax_derives(batch: tuple[int, ...], sizes: tuple[int, int]) -> None:
+    """Many rows of whole cache lines take another way than few, or odd ones."""
     keys = jax.random.split(jax.random.PRNGKey(0), 4)
-    x, goal = jax.random.normal(keys[0], (*batch, 6)), jax.random.normal(keys[1], (*batch, 3))
-    weight, bias = jax.random.normal(keys[2], (6, 3)), jax.random.normal(keys[3], (3,))
+    x, goal = jax.random.normal(keys[0], (*batch, sizes[0])), jax.random.normal(keys[1], (*batch, sizes[1]))
+    weight, bias = jax.random.normal(keys[2], sizes), jax.random.normal(keys[3], sizes[1:])
 
     def ours(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         return jnp.sum((Linear(weight, bias)(x) - goal) ** 2)
@@ -52,4 +54,4 @@ def test_gradients_of_a_layer_are_those_jax_derives(batch: tuple[int, ...]) -> N
 
     found, expected = (jax.grad(f, argnums=(0, 1, 2))(x, weight, bias) for f in (ours, plain))
     for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=5e-5, atol=5e-5)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.nets.optimiser import Optimiser, Schedule
+from rookery.nets.optimiser import Optimiser, Schedule, norm
 
 PARAMS = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
 GRADS = [{"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}, {"a": jnp.array([-1.0, 0.5]), "b": jnp.array(0.0)}]
@@ -55,6 +55,17 @@ def test_radam_descends() -> None:
     optimiser = Optimiser("radam", lr=0.1)
     params, _ = optimiser.step(PARAMS, GRADS[0], optimiser.init(PARAMS), jnp.float32(0.0))
     assert params["b"] < PARAMS["b"] and params["a"][0] < PARAMS["a"][0] and params["a"][1] == PARAMS["a"][1]
+
+
+def test_nothing_to_step() -> None:
+    """A mixer that only adds has no weights."""
+    optimiser = Optimiser()
+    params, _ = optimiser.step({}, {}, optimiser.init({}), jnp.float32(0.0))
+    assert params == {} and norm({}) == 0.0
+
+
+def test_norm_is_of_all_arrays() -> None:
+    assert float(norm(GRADS[0])) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (250, 0.775), (1000, 0.1), (10**9, 0.1)])
