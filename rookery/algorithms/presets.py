@@ -93,17 +93,18 @@ _mappo = PPO(
     actor=Net("mlp", width=64, layers=2, activation="tanh"),
     critic=Net("mlp", width=64, layers=2, activation="tanh"),
     collect=Collect(envs=32, length=32),
-    optimiser=Optimiser("adam", lr=2e-3, decay="linear", clip=10.0),
+    optimiser=Optimiser("adam", lr=4e-3, decay="linear", clip=10.0),
     gamma=0.97,
     epochs=4,
     minibatches=4,
     entropy=0.01,
 )
-# Of the settings in studies/choose_presets.toml, the soonest at a good score on three tasks (docs/performance.md).
-PRESETS["mappo"] = replace(_mappo, optimiser=replace(_mappo.optimiser, lr=4e-3))
+# Of the settings in studies/choose_presets.toml, the soonest at a good score (docs/performance.md).
+PRESETS["mappo"] = _mappo
 PRESETS["ippo"] = replace(_mappo, value=Value(sees="obs"))
 PRESETS["a2c"] = replace(
     _mappo,
+    optimiser=replace(_mappo.optimiser, lr=2e-3),
     value=Value(sees="obs", clip=0.0),
     collect=Collect(envs=32, length=8),
     clip=0.0,

@@ -7,15 +7,13 @@ from typing import Any
 
 import jax
 import pytest
+from small import hasty_jit
 
 from rookery.core.types import Step
 from rookery.tasks.measure import random_action
 
-# These programs run once: compiling them fast matters, running them fast does not.
-_HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
-
-@partial(jax.jit, static_argnums=(0, 1), compiler_options=_HASTY)
+@partial(hasty_jit, static_argnums=(0, 1))
 def random_rollout(task: Any, length: int, key: jax.Array) -> tuple[Step, Step, jax.Array]:
     """The first step, the `length` steps that uniformly random legal actions lead to (no reset), and these actions."""
     reset_key, key = jax.random.split(key)
@@ -36,9 +34,3 @@ def random_rollout(task: Any, length: int, key: jax.Array) -> tuple[Step, Step, 
 def rollout() -> Any:
     """`random_rollout`, whose compilations are shared between tests."""
     return random_rollout
-
-
-@pytest.fixture(scope="session")
-def hasty_jit() -> Any:
-    """`jax.jit` for programs that run a few times."""
-    return partial(jax.jit, compiler_options=_HASTY)

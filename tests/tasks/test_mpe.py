@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import hasty_jit
 
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
@@ -68,7 +69,7 @@ def test_teams() -> None:
 
 
 @pytest.mark.parametrize(("opponents", "action_type"), [("random", "discrete"), ("idle", "continuous")])
-def test_other_team_moves_by_itself(opponents: Any, action_type: Any, hasty_jit: Any) -> None:
+def test_other_team_moves_by_itself(opponents: Any, action_type: Any) -> None:
     task = Mpe(scenario="simple_tag", team="adversary", opponents=opponents, action_type=action_type)
     action = jnp.zeros((3, *task.spec.action.shape), task.spec.action.dtype)
 
@@ -85,7 +86,7 @@ def test_other_team_moves_by_itself(opponents: Any, action_type: Any, hasty_jit:
     assert np.any(speeds > 1e-3) if opponents == "random" else np.all(speeds < 1e-6)
 
 
-def test_continuous_actions(hasty_jit: Any) -> None:
+def test_continuous_actions() -> None:
     spec = Mpe(scenario="simple_speaker_listener", action_type="continuous").spec
     assert (spec.action.kind, spec.action.sizes, spec.action.low, spec.action.high) == ("box", (5,), 0.0, 1.0)
     assert spec.action_sizes == (3, 5)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import hasty_jit
 
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
@@ -63,7 +64,7 @@ def test_riddle_by_hand() -> None:
     assert step.last and np.all(step.discount == 1), "no more days: a cut"
 
 
-def test_coins_by_hand(hasty_jit: Any) -> None:
+def test_coins_by_hand() -> None:
     for shared, rewards in ((False, [1.0, -2.0]), (True, [-1.0, -1.0])):
         task = Coin(shared=shared)
         state, _ = task.reset(KEY)

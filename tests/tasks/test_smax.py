@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import hasty_jit
 
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
@@ -27,7 +28,7 @@ def with_health(state: EnvState, units: list[int], health: float) -> EnvState:
 
 
 @pytest.fixture(scope="module")
-def stop(hasty_jit: Any) -> Any:
+def stop() -> Any:
     """One transition in which every ally stops."""
     step = hasty_jit(TASK.step)
     return lambda state: step(state, jnp.full(3, 4, jnp.int32), KEY)
@@ -74,7 +75,7 @@ def test_time_limit_is_a_cut(stop: Any) -> None:
         assert np.all(step.discount == 1) and step.success == 0.0
 
 
-def test_same_trajectory_as_jaxmarl(rollout: Any, hasty_jit: Any) -> None:
+def test_same_trajectory_as_jaxmarl(rollout: Any) -> None:
     """Same keys, same actions: the same observations, state, masks and rewards."""
     _, steps, actions = rollout(TASK, LENGTH, KEY)
     env = world_of(TASK).env
