@@ -161,12 +161,20 @@ MAZE = Maze(height=4, width=4, obstacles=2, limit=12, observation="onehot", goal
 
 @pytest.mark.parametrize(
     ("preset", "steps"),
-    [("dqn", 100_000), ("iql", 100_000), ("differ_transformer", 50_000), ("a2c", 60_000), ("ippo", 60_000)],
+    [("dqn", 100_000), ("iql", 100_000), ("a2c", 60_000), ("ippo", 60_000)],
 )
 def test_a_small_maze_is_solved(preset: str, steps: int) -> None:
+    assert_maze_is_solved(preset, PRESETS[preset], steps)
+
+
+def test_a_small_maze_is_solved_by_attention() -> None:
+    """Without DIFFER, whose individual rewards are of a team: with them two of six seeds got there."""
+    assert_maze_is_solved("qmix", replace(PRESETS["qmix"], net=PRESETS["differ_transformer"].net), 100_000)
+
+
+def assert_maze_is_solved(preset: str, algo: Any, steps: int) -> None:
     chance, _, _ = random_score(MAZE, 512, jax.random.PRNGKey(0))
     assert chance < 0.25
-    algo = PRESETS[preset]
     if isinstance(algo, Q):
         algo = replace(algo, epsilon=Schedule(1.0, 0.05, steps=steps // 2))
     config = RunConfig(preset, "maze/static", algo, MAZE, steps, evaluation=Evaluation(episodes=4))
@@ -180,6 +188,7 @@ def test_a_small_maze_is_solved(preset: str, steps: int) -> None:
         ("qmix", 250_000),
         ("differ_vdn", 200_000),
         ("differ_qmix", 120_000),
+        ("differ_transformer", 200_000),
         ("super_dqn", 120_000),
         ("super_qmix", 120_000),
         ("inspire_qmix", 120_000),
