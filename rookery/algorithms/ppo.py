@@ -251,7 +251,7 @@ class PPO:
         metrics = steps.summed().metrics()
         # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         del metrics["ratio_error"]
-        metrics["ratio_error_first"] = steps.at(0).metrics()["ratio_error"]
+        metrics["check/first_ratio_error"] = steps.at(0).metrics()["ratio_error"]
         metrics["advantage_std"] = Mean.of(jnp.std(advantage, where=active))
         return state, metrics
 

@@ -33,7 +33,7 @@ def test_the_first_ratio_is_one(name: str) -> None:
     config = small_config("ippo", "maze/static", algo=CASES[name])
     _, report = chunk_of(config, 6)(init_of(config))
     assert float(report.means["train/episode_length"].value[0]) <= 3
-    assert float(report.means["ratio_error_first"].value[0]) < 1e-5
+    assert float(report.means["check/first_ratio_error"].value[0]) < 1e-5
     # The policy did move in between: later ratios are not 1.
     assert float(report.means["kl"].value[0]) > 1e-4
     assert np.all(np.isfinite(np.asarray(report.means["policy_loss"].total)))

@@ -121,6 +121,11 @@ def test_a_quantity_that_is_always_zero_is_flagged(make_run: Make) -> None:
     assert "Always 0: share/received of vdn on matrix/climbing." in summarise.warnings(found)
 
 
+def test_a_check_that_is_always_zero_is_as_it_should_be(make_run: Make) -> None:
+    found = gather(make_run(climb(5), seeds=FIVE, metrics={"check/ratio": 0.0}))
+    assert not [x for x in summarise.warnings(found) if x.startswith("Always 0")]
+
+
 def test_few_seeds_are_written_into_every_figure(make_run: Make, two: list[RunFolder]) -> None:
     few = gather(make_run(climb(5, 2)), make_run(climb(5, 2), "qmix"))
     assert any("fewer than 5" in warning for warning in summarise.warnings(few))
