@@ -249,8 +249,8 @@ class PPO:
         else:
             state, steps = jax.lax.scan(minibatch, state, self._minibatches(batch, key))
         metrics = steps.summed().metrics()
-        # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         del metrics["ratio_error"]
+        # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         metrics["check/first_ratio_error"] = steps.at(0).metrics()["ratio_error"]
         metrics["advantage_std"] = Mean.of(jnp.std(advantage, where=active))
         return state, metrics

@@ -54,4 +54,4 @@ def test_gradients_of_a_layer_are_those_jax_derives(batch: tuple[int, ...], size
 
     found, expected = (jax.grad(f, argnums=(0, 1, 2))(x, weight, bias) for f in (ours, plain))
     for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=5e-5, atol=5e-5)
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
