@@ -162,8 +162,9 @@ def measure_ours(case: Case) -> dict[str, Any]:
     start = time.perf_counter()
     run = build(config)
     at_once = max(1, case.updates // 20)
-    step = run.chunk(at_once)
-    state = run.init()
+    init, step = run.init(), run.chunk(at_once)
+    state = init()
+    step.wait()
     compile_seconds = time.perf_counter() - start
     ready_seconds = time.time() - float(os.environ.get("STARTED", "nan"))
     rows: list[tuple[float, float, int]] = []

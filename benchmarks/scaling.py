@@ -52,7 +52,8 @@ def rate(
     use_compilation_cache()
     config = rookery.config(preset, task, seeds=seeds, **values)
     run = build(config)
-    step, state = run.chunk(iterations), run.init()
+    init, step = run.init(), run.chunk(iterations)
+    state = init()
     # A store must hold enough to learn from before the clock starts.
     store = getattr(config.algo, "replay", None)
     warm = 2 + (-(-max(store.start, store.batch) // config.algo.collect.envs) if store else 0)

@@ -262,7 +262,7 @@ class PPO:
         """
         sequences = batch.active.shape[1]
         keys = jax.vmap(lambda k: stream(key, "shuffle", k))(jnp.arange(self.epochs))
-        order = jax.vmap(lambda k: jax.random.permutation(k, sequences))(keys)
+        order = jax.vmap(lambda k: batches.shuffled(k, sequences))(keys)
         order = order.reshape(self.epochs * self.minibatches, -1)
         advantage, active = (jnp.moveaxis(x[:, order], 1, 0) for x in (batch.advantage, batch.active))
         if self.advantages == "minibatch":
@@ -334,15 +334,16 @@ class PPO:
         gain = ratio * batch.advantage
         if self.clip > 0:
             gain = jnp.minimum(gain, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * batch.advantage)
-        metrics = {
-            "policy_loss": Mean.of(-gain, batch.active),
-            "entropy": Mean.of(distributions.entropy(spec.action, params, actor.log_std, legal), batch.active),
-            "kl": Mean.of(ratio - 1.0 - log_ratio, batch.active),
-            "ratio_error": Mean.of(jnp.max(jnp.where(batch.active, jnp.abs(ratio - 1.0), 0.0))),
+        move, log_move = jax.lax.stop_gradient((ratio - 1.0, log_ratio))
+        values = {
+            "policy_loss": -gain,
+            "entropy": distributions.entropy(spec.action, params, actor.log_std, legal),
+            "kl": move - log_move,
         }
         if self.clip > 0:
-            metrics["clipped"] = Mean.of((jnp.abs(ratio - 1.0) > self.clip).astype(jnp.float32), batch.active)
-        return metrics
+            values["clipped"] = jnp.abs(move) > self.clip
+        ratio_error = Mean.of(jnp.max(jnp.where(batch.active, jnp.abs(move), 0.0)))
+        return {**Mean.of_each(values, batch.active), "ratio_error": ratio_error}
 
     def _critic_loss(self, spec: Spec, critic: Params, batch: Batch, carry: Array) -> Mean:
         """Squared or huber error of the values, clipped around the old ones, over active agents."""

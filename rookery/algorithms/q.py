@@ -290,13 +290,10 @@ class Q:
         valid = jnp.broadcast_to(batch.filled[..., None], q_tm1.shape)
         if self.mixer.kind == "none":
             valid = valid & batch.step.alive[:-1]
-        squared = Mean.of(draw.weigh((q_tm1 - goal) ** 2), valid)
-        metrics = {
-            "loss": squared,
-            "q_taken": Mean.of(q_tm1, valid),
-            "q_target": Mean.of(goal, valid),
-            "td_error": Mean.of(jnp.abs(q_tm1 - goal), valid),
-        }
+        q_now = jax.lax.stop_gradient(q_tm1)
+        values = {"q_taken": q_now, "q_target": goal, "td_error": jnp.abs(q_now - goal)}
+        metrics = Mean.of_each({"loss": draw.weigh((q_tm1 - goal) ** 2), **values}, valid)
+        squared = metrics["loss"]
         found = Found(draw.sizes(q_tm1, goal, valid), None, None)
         if self.credit.kind == "none" and self.share.select == "none":
             return squared, (found, metrics)

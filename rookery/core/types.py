@@ -173,6 +173,14 @@ class Mean(eqx.Module):
         # where(), not a product: a masked entry may be infinite.
         return Mean(jnp.sum(jnp.where(weight > 0, x * weight, 0.0)), jnp.sum(weight))
 
+    @staticmethod
+    def of_each(values: dict[str, Array], where: Array | float = 1.0) -> Metrics:
+        """Means of arrays of one shape over the same entries: one program for all of them."""
+        x = jnp.stack([jnp.float32(value) for value in values.values()])
+        weight = jnp.broadcast_to(jnp.float32(where), x.shape[1:])
+        totals = jnp.sum(jnp.where(weight > 0, x * weight, 0.0).reshape(len(values), -1), axis=1)
+        return {name: Mean(totals[i], jnp.sum(weight)) for i, name in enumerate(values)}
+
     @property
     def value(self) -> Array:
         """The mean; 0 where nothing was measured."""

@@ -6,16 +6,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from rookery.core import parts
 from rookery.core.types import Mean
+
+_SHORT = 12
+"""Bits of a number that leave enough of 32 for an order that is as good as any."""
 
 
 def standardise(x: Array, where: Array) -> Array:
     """Mean 0 and deviation 1 over the entries that `where` selects, in all parts of the run."""
     centred = x - parts.mean(Mean.of(x, where))
     return centred / (jnp.sqrt(parts.mean(Mean.of(centred**2, where))) + 1e-5)
+
+
+def shuffled(key: Array, count: int) -> Int[Array, "count"]:
+    """The numbers below `count` in random order."""
+    width = count.bit_length()
+    if width > _SHORT:
+        return jax.random.permutation(key, count)
+    # Random bits above, the number below: CPUs sort numbers six times as fast as pairs.
+    high = jax.random.bits(key, (count,)) << width
+    return (jnp.sort(high | jnp.arange(count, dtype=jnp.uint32)) & ((1 << width) - 1)).astype(jnp.int32)
 
 
 def to_sequences(data: Any, rows: int) -> Any:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.types import Action, ActionSpec
-from rookery.ops.td import ILLEGAL
+from rookery.ops.explore import weighted
+from rookery.ops.td import ILLEGAL, take
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
@@ -51,12 +52,13 @@ def sample(
     if spec.kind == "multi_binary":
         threshold = 0.5 if greedy else jax.random.uniform(key, params.shape)
         return (jax.nn.sigmoid(params) > threshold) & legal
-    # Gumbel-max over all branches at once: one draw per column.
-    scores = jnp.where(legal, params if greedy else params + jax.random.gumbel(key, params.shape), ILLEGAL)
-    if spec.kind == "discrete":
-        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
-    chosen = [jnp.argmax(branch, axis=-1) for branch in _branches(spec, scores)]
-    return jnp.stack(chosen, axis=-1).astype(jnp.int32)
+    logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
+    if greedy:
+        chosen = [jnp.argmax(log, axis=-1).astype(jnp.int32) for log in logs]
+    else:
+        keys = jax.random.split(key, len(logs))
+        chosen = [weighted(k, jnp.exp(log)) for k, log in zip(keys, logs, strict=True)]
+    return chosen[0] if spec.kind == "discrete" else jnp.stack(chosen, axis=-1)
 
 
 def log_prob(
@@ -75,7 +77,7 @@ def log_prob(
         return jnp.sum(jnp.where(legal, jax.nn.log_sigmoid(signed), 0.0), axis=-1)
     chosen = action[..., None] if spec.kind == "discrete" else action
     logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
-    taken = [jnp.take_along_axis(log, chosen[..., i, None], axis=-1)[..., 0] for i, log in enumerate(logs)]
+    taken = [take(log, chosen[..., i]) for i, log in enumerate(logs)]
     return sum(taken[1:], taken[0])
 
 

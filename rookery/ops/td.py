@@ -11,7 +11,8 @@ ILLEGAL = -1e9
 
 def take(q: Float[Array, "*b action"], action: Int[Array, "*b"]) -> Float[Array, "*b"]:
     """Value of the chosen action."""
-    return jnp.take_along_axis(q, action[..., None], axis=-1)[..., 0]
+    # By comparing, not by index: the gradient of an index is a scatter, which CPUs do one number at a time.
+    return jnp.sum(jnp.where(action[..., None] == jnp.arange(q.shape[-1]), q, 0.0), axis=-1)
 
 
 def only_legal(q: Float[Array, "*b action"], legal: Bool[Array, "*b action"]) -> Float[Array, "*b action"]:

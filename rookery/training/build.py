@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 from jaxtyping import Array
@@ -14,8 +15,9 @@ from rookery.training.config import RunConfig
 from rookery.training.devices import claim_devices, placed, shardings, spread
 from rookery.training.loop import ChunkReport, Program, RunState
 
-Chunk = Callable[[RunState], tuple[RunState, ChunkReport]]
-Evaluate = Callable[[RunState], tuple[RunState, dict[str, Array]]]
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+COMPILERS = ThreadPoolExecutor(thread_name_prefix="compiler")
 
 FAST = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """Without YNNPACK: calling it costs more than small sums and products do (docs/performance.md has figures)."""
@@ -48,30 +50,53 @@ def _takes(name: str, value: Any) -> bool:
     return True
 
 
+class Executable(Generic[P, R]):
+    """A traced function that is being compiled: beside other work, such as tracing and compiling the next one."""
+
+    def __init__(self, lowered: jax.stages.Lowered) -> None:
+        self._compiled = COMPILERS.submit(lowered.compile)
+
+    def wait(self) -> None:
+        """Return when it is compiled."""
+        self._compiled.result()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._compiled.result()(*args, **kwargs)
+
+
+Init = Executable[[], RunState]
+Chunk = Executable[[RunState], tuple[RunState, ChunkReport]]
+Evaluate = Executable[[RunState], tuple[RunState, dict[str, Array]]]
+
+
 @dataclass(frozen=True)
 class Build:
-    """A run's program on its devices, and how to compile what it does."""
+    """A run's program on its devices, and how to compile what it does.
+
+    Ask for the executables first and use them then: that way they are compiled beside each other.
+    """
 
     program: Program
     shapes: RunState
     """Of the run's state, each with the devices that it is spread over."""
 
-    def init(self) -> RunState:
-        """A fresh state, where the executables want it."""
-        return jit(self.program.init, once=True, out_shardings=shardings(self.shapes))()
+    def init(self) -> Init:
+        """Makes a fresh state, where the others want it."""
+        return Executable(jit(self.program.init, once=True, out_shardings=shardings(self.shapes)).lower())
 
     def chunk(self, iterations: int = 0) -> Chunk:
-        """The executable of so many iterations (0: as many as training takes at once); it uses up its state."""
+        """So many iterations (0: as many as training takes at once); uses up its state."""
         count = iterations or self.program.iterations_per_chunk()
-        return self._compiled(partial(self.program.chunk, iterations=count))
+        return self._of_state(partial(self.program.chunk, iterations=count))
 
     def evaluate(self) -> Evaluate:
-        """The executable of an evaluation; it uses up its state."""
-        return self._compiled(self.program.evaluate)
+        """An evaluation; uses up its state."""
+        return self._of_state(self.program.evaluate)
 
-    def _compiled(self, f: Callable[[RunState], tuple[RunState, Any]]) -> Any:
+    def _of_state(self, f: Callable[[RunState], tuple[RunState, Any]]) -> Executable[[RunState], Any]:
         # The state must come out where the next call wants it: left to itself, XLA does not split arrays of size 0.
-        return jit(f, donate_argnums=0, out_shardings=(shardings(self.shapes), None)).lower(self.shapes).compile()
+        out = (shardings(self.shapes), None)
+        return Executable(jit(f, donate_argnums=0, out_shardings=out).lower(self.shapes))
 
 
 def build(config: RunConfig) -> Build:

@@ -167,10 +167,6 @@ class Program:
         after, out = jax.tree.map(lambda x: x[0], same)
         return eqx.tree_at(_own, after, own), out
 
-    def _over_members(self, f: Callable[..., Any], members: Member) -> Any:
-        # A store keeps its axis: XLA copies all of it where a donated array changes its shape on the way.
-        return over_members(f, members, batch=hasattr(self.config.algo, "replay"))
-
     def chunk(self, state: RunState, iterations: int) -> tuple[RunState, ChunkReport]:
         """`iterations` iterations of every member."""
         return self._over_parts(partial(self._chunk, iterations=iterations), state)
@@ -181,7 +177,9 @@ class Program:
             member, (metrics, steps) = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
             return member, _report(parts.total(metrics), steps)
 
-        members, report = self._over_members(one_member, state.members)
+        # A loop of one iteration is no loop to XLA, which then copies a store (a donated array) that changes its shape.
+        batch = iterations == 1 and hasattr(self.config.algo, "replay")
+        members, report = over_members(one_member, state.members, batch=batch)
         return RunState(members, state.iteration + iterations, state.budget), report
 
     def _iterate(self, run: RunState, member: Member, iteration: Array) -> tuple[Member, tuple[Packed, Array]]:
@@ -217,7 +215,7 @@ class Program:
             kept = (best, jnp.maximum(score, member.best_score))
             return eqx.tree_at(lambda m: (m.best, m.best_score), member, kept), episodes
 
-        members, episodes = self._over_members(one, state.members)
+        members, episodes = over_members(one, state.members)
         return RunState(members, state.iteration, state.budget), episodes
 
     def policies(self, state: RunState) -> Policies:

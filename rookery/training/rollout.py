@@ -98,15 +98,15 @@ def add_up(tally: Tally, step: Step) -> Tally:
     return Tally(jnp.where(begun, 0.0, tally.returns + step.reward), jnp.where(step.first, 0, tally.length + 1))
 
 
-def episode_metrics(tally: Tally, step: Step, counted: Bool[Array, "env"]) -> Metrics:
-    """Scores of the episodes that end in this row: per-agent mean and team sum, so that units are never guessed."""
-    ended = step.last & counted
-    return {
-        "return_mean": Mean.of(jnp.mean(tally.returns, axis=-1), ended),
-        "return_sum": Mean.of(jnp.sum(tally.returns, axis=-1), ended),
-        "episode_length": Mean.of(tally.length, ended),
-        "success": Mean.of(step.success, ended),
+def episode_metrics(tally: Tally, step: Step, counted: Bool[Array, "*time env"]) -> Metrics:
+    """Scores of the episodes that end in these rows: per-agent mean and team sum, so that units are never guessed."""
+    scores = {
+        "return_mean": jnp.mean(tally.returns, axis=-1),
+        "return_sum": jnp.sum(tally.returns, axis=-1),
+        "episode_length": tally.length,
+        "success": step.success,
     }
+    return Mean.of_each(scores, step.last & counted)
 
 
 def collect(
@@ -135,9 +135,8 @@ def collect(
     steps, action, extra, tallies = jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), rows)
     steps = jax.tree.map(lambda rows, end: jnp.concatenate([rows, end[None]]), steps, worlds.step)
     filled = _filled(steps.last, algo.collect.restart)
-    metrics = jax.vmap(episode_metrics)(tallies, jax.tree.map(lambda x: x[1:], steps), filled)
-    rollout = Rollout(steps, action, extra, carries, filled)
-    return worlds, rollout, jax.tree.map(jnp.sum, metrics)
+    metrics = episode_metrics(tallies, jax.tree.map(lambda x: x[1:], steps), filled)
+    return worlds, Rollout(steps, action, extra, carries, filled), metrics
 
 
 def _filled(last: Bool[Array, "rows env"], restart: bool) -> Bool[Array, "time env"]:

@@ -19,9 +19,9 @@ def steps_per_second(config: RunConfig, seconds: float) -> float:
     """
     use_compilation_cache()
     run = build(config)
-    chunk = run.chunk()
+    init, chunk = run.init(), run.chunk()
     # The first chunk is not timed: a replay store may have to fill before the first gradient step.
-    state, report = chunk(run.init())
+    state, report = chunk(init())
     before, start = _steps(report.steps), time.perf_counter()
     while True:
         state, report = chunk(state)

@@ -174,12 +174,17 @@ class _Compiled:
     evaluate: Evaluate
 
 
-def _compile(run: Build, progress: Progress) -> _Compiled:
+def _compile(run: Build, progress: Progress, found: RunState | None) -> tuple[_Compiled, RunState]:
+    """The executables, and the state to begin with: what was found, or a fresh one."""
     progress.compiling("program")
     start = time.perf_counter()
+    init = run.init() if found is None else lambda: found
     compiled = _Compiled(run.chunk(), run.evaluate())
+    state = init()
+    compiled.chunk.wait()
+    compiled.evaluate.wait()
     progress.compiled("program", time.perf_counter() - start)
-    return compiled
+    return compiled, state
 
 
 def _train(config: RunConfig, folder: RunFolder, progress: Progress, log: Sequence[str]) -> None:
@@ -195,13 +200,10 @@ def _train(config: RunConfig, folder: RunFolder, progress: Progress, log: Sequen
     done = found.manifest.chunk if found else -1
     folder.drop_after(done)
     _set_status(program, folder, "running")
-    compiled = _compile(run, progress)
+    compiled, state = _compile(run, progress, found.state if found else None)
     if found:
-        state = found.state
         progress.message(f"resumed after {min(found.manifest.steps):,} steps from {found.manifest.name}.")
         del found
-    else:
-        state = run.init()
     with logs.logging(log, config, folder) as write_log:
 
         def write(kind: Kind, chunk: int, frame: pl.DataFrame) -> None:
