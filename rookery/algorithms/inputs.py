@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rookery.core.types import Spec, Step, global_state
+from rookery.core.types import Spec, Step
 
 
 def own_view(
@@ -20,11 +20,6 @@ def own_view(
     if agent_id:
         parts.append(jnp.broadcast_to(jnp.eye(spec.n_agents), (*batch, spec.n_agents, spec.n_agents)))
     return jnp.concatenate(parts, axis=-1)
-
-
-def team_view(spec: Spec, step: Step) -> Float[Array, "*b one n"]:
-    """The global state, on an agent axis of 1."""
-    return global_state(spec, step)[..., None, :].astype(jnp.float32)
 
 
 def view_size(spec: Spec, *, agent_id: bool, last_action: bool = False) -> int:

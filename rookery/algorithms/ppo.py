@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from rookery.algorithms.inputs import own_view, team_view, view_size
+from rookery.algorithms.inputs import own_view, view_size
 from rookery.core import parts
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
@@ -27,6 +27,7 @@ from rookery.core.types import (
     Rollout,
     Spec,
     Step,
+    global_state,
     team_discount,
 )
 from rookery.mechanisms import normalise
@@ -207,17 +208,13 @@ class PPO:
         self, spec: Spec, critic: Params, carry: Array, step: Step
     ) -> tuple[Array, Float[Array, "row b viewer"]]:
         """Values as the critic predicts them (normalised)."""
-        if self.value.sees == "obs":
+        team = None if self.value.sees == "obs" else global_state(spec, step).astype(jnp.float32)
+        if self.value.sees in ("obs", "both"):
             x = own_view(spec, step, agent_id=self._id(spec))
         else:
-            x = team_view(spec, step)
-            x = jnp.broadcast_to(x, (*x.shape[:-2], self._viewers(spec), x.shape[-1]))
-            if self.value.sees == "both":
-                x = jnp.concatenate([x, own_view(spec, step, agent_id=self._id(spec))], axis=-1)
-            if self.value.sees == "state_id":
-                index = jnp.broadcast_to(jnp.eye(spec.n_agents), (*x.shape[:-1], spec.n_agents))
-                x = jnp.concatenate([x, index], axis=-1)
-        carry, v = self.critic.unroll(critic, carry, x, step.first, self._critic_entities(spec))
+            index = jnp.eye(spec.n_agents) if self.value.sees == "state_id" else jnp.zeros((self._viewers(spec), 0))
+            x = index[None, None]
+        carry, v = self.critic.unroll(critic, carry, x, step.first, self._critic_entities(spec), team=team)
         return carry, v[..., 0]
 
     # -- learning -----------------------------------------------------------------------------------------------

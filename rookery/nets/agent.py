@@ -100,16 +100,29 @@ class Net:
         self,
         params: Params,
         carry: Float[Array, "b agent h"],
-        x: Float[Array, "time b agent n_in"],
+        x: Float[Array, "#time #b agent n_in"],
         first: Bool[Array, "time b"],
         entities: tuple[Entities, ...] = (),
         heard: transformer.Heard | None = None,
+        team: Float[Array, "time b n_team"] | None = None,
     ) -> tuple[Float[Array, "b agent h"], Float[Array, "time b agent n_out"]]:
         """Read a sequence; the carry is zeroed before every row that opens an episode.
 
-        A transformer also looks at the tokens that its agents heard of others.
+        What all agents see alike can be given as `team`; it stands before each agent's own input, which may then be the
+        same for all rows. A transformer also looks at the tokens that its agents heard of others.
         """
+        if team is not None:
+            params, x = self._with_team(params, team, x)
         return self._over_agents(partial(self._unroll, entities=entities), params, carry, x, first, heard)
+
+    def _with_team(self, p: Params, team: Array, x: Array) -> tuple[Params, Float[Array, "time b agent n"]]:
+        """The layers that are left to do, and their input: the first layer's part for the team is computed once."""
+        if self.weights == "per_agent" or self.layer_norm or not p.before:
+            both = (jnp.broadcast_to(y, (*team.shape[:2], x.shape[2], y.shape[-1])) for y in (team[:, :, None], x))
+            return p, jnp.concatenate(list(both), axis=-1)
+        layer, rows = p.before[0], team.shape[-1]
+        y = Linear(layer.weight[:rows], layer.bias)(team)[:, :, None] + x @ layer.weight[rows:]
+        return eqx.tree_at(lambda p: p.before, p, p.before[1:]), ACTIVATIONS[self.activation](y)
 
     def tokens(
         self,

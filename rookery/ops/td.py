@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 ILLEGAL = -1e9
@@ -12,7 +13,7 @@ ILLEGAL = -1e9
 def take(q: Float[Array, "*b action"], action: Int[Array, "*b"]) -> Float[Array, "*b"]:
     """Value of the chosen action."""
     # By comparing, not by index: the gradient of an index is a scatter, which CPUs do one number at a time.
-    return jnp.sum(jnp.where(action[..., None] == jnp.arange(q.shape[-1]), q, 0.0), axis=-1)
+    return jnp.sum(jnp.where(action[..., None] == np.arange(q.shape[-1]), q, 0.0), axis=-1)
 
 
 def only_legal(q: Float[Array, "*b action"], legal: Bool[Array, "*b action"]) -> Float[Array, "*b action"]:
