@@ -30,4 +30,5 @@ def weighted(key: Array, weights: Float[Array, "*b action"]) -> Int[Array, "*b"]
     # One after the other: a weight of 0 leaves the sum exactly as it was, so that nothing can lie between the two.
     sums = list(accumulate(weights[..., i] for i in range(weights.shape[-1])))
     share = jax.random.uniform(key, weights.shape[:-1]) * sums[-1]
-    return sum(((s <= share).astype(jnp.int32) for s in sums[:-1]), jnp.full(share.shape, 0, jnp.int32))
+    passed = sum(((s <= share).astype(jnp.int32) for s in sums[:-1]), jnp.int32(0))
+    return jnp.broadcast_to(passed, share.shape)

@@ -177,8 +177,10 @@ class Program:
             member, (metrics, steps) = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
             return member, _report(parts.total(metrics), steps)
 
-        # A loop of one iteration is no loop to XLA, which then copies a store (a donated array) that changes its shape.
-        batch = iterations == 1 and hasattr(self.config.algo, "replay")
+        # XLA copies a donated array that changes its shape on the way if there is no loop in between (one iteration is
+        # none), or if it has another axis of length 1 to mistake for this one. A replay store is too large for that.
+        stored = hasattr(self.config.algo, "replay")
+        batch = stored and (iterations == 1 or self.task.spec.n_agents == 1)
         members, report = over_members(one_member, state.members, batch=batch)
         return RunState(members, state.iteration + iterations, state.budget), report
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.nets.agent import Net
+from rookery.nets.agent import Net, Params
 
 TIME, BATCH, AGENTS, N_IN, N_OUT = 5, 2, 3, 4, 6
 NETS = [Net(), Net("gru", layers=1, layers_after=1), Net("mlp", activation="tanh", layer_norm=True)]
@@ -48,6 +50,30 @@ def test_shared_weights_treat_agents_alike(net: Net) -> None:
     order = jnp.array([2, 0, 1])
     _, permuted = net.unroll(params, net.carry(BATCH, AGENTS), x[:, :, order], first)
     np.testing.assert_allclose(y[:, :, order], permuted, atol=1e-5)
+
+
+@pytest.mark.parametrize("own", ["each row's", "the same in all rows", "nothing"])
+@pytest.mark.parametrize("weights", ["shared", "per_agent"])
+@pytest.mark.parametrize("net", NETS, ids=lambda n: f"{n.kind}-{n.activation}")
+def test_what_all_agents_see_alike_can_be_given_once(net: Net, weights: str, own: str) -> None:
+    """Values and gradients are those of inputs that are put together for each agent."""
+    net = small(net, weights)
+    x, first = data()
+    x = {"each row's": x, "the same in all rows": jnp.eye(AGENTS)[None, None], "nothing": x[..., :0]}[own]
+    team = jax.random.normal(jax.random.PRNGKey(3), (TIME, BATCH, 7))
+    alike, each = (jnp.broadcast_to(y, (TIME, BATCH, AGENTS, y.shape[-1])) for y in (team[:, :, None], x))
+    joined = jnp.concatenate([alike, each], axis=-1)
+    params = net.init(jax.random.PRNGKey(0), AGENTS, joined.shape[-1], N_OUT, 1.0)
+    carry = net.carry(BATCH, AGENTS)
+
+    def read(params: Params, x: jax.Array, team: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        _, y = net.unroll(params, carry, x, first, team=team)
+        return jnp.sum(jnp.sin(y)), y
+
+    (_, together), expected = jax.value_and_grad(read, has_aux=True)(params, joined, None)
+    (_, apart), found = jax.value_and_grad(read, has_aux=True)(params, x, team)
+    np.testing.assert_allclose(apart, together, atol=1e-5)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), found, expected)
 
 
 @pytest.mark.parametrize("weights", ["shared", "per_agent"])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.ops.explore import epsilon_greedy
+from rookery.ops.explore import epsilon_greedy, weighted
 
 DRAWS = 40_000
 LEGAL = jnp.array([True, False, True, True, False, True])
@@ -44,3 +44,22 @@ def test_rows_and_agents_explore_on_their_own() -> None:
     # Two agents agree by chance in a quarter of the rows.
     assert 0.1 < np.mean(a[:, 0] == a[:, 1]) < 0.4
     assert 0.1 < np.mean(a[:-1, 0] == a[1:, 0]) < 0.4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0 - 2.0**-24, None], ids=["least", "half", "most", "drawn"])
+def test_a_weight_of_0_is_never_drawn(share: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by chance nor at the edges of what can be drawn; weights need not add up to 1."""
+    weights = jnp.array([0.0, 1e-3, 0.0, 0.0, 7.1, 0.3, 0.0])
+    if share is not None:
+        monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, share, jnp.float32))
+    drawn = np.asarray(weighted(jax.random.PRNGKey(0), jnp.broadcast_to(weights, (DRAWS, 7))))
+    assert set(np.unique(drawn)) <= {1, 4, 5}
+    if share is None:
+        p = np.asarray(weights) / float(weights.sum())
+        error = np.sqrt(p * (1 - p) / DRAWS)
+        assert np.all(np.abs(np.bincount(drawn, minlength=7) / DRAWS - p) <= 5 * error)
+
+
+def test_one_action_leaves_no_choice() -> None:
+    drawn = weighted(jax.random.PRNGKey(0), jnp.full((3, 2, 1), 0.2))
+    assert drawn.shape == (3, 2) and drawn.dtype == jnp.int32 and not np.any(drawn)

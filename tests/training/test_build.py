@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import shrink, small_config
 
+from rookery.core.registry import PRESETS
 from rookery.training import build
+from rookery.training.checkpoint import nbytes
 from rookery.training.loop import over_members
 
 
@@ -45,3 +49,25 @@ def test_the_only_member_is_taken_without_a_batch_axis() -> None:
     for i in range(2):
         alone = over_members(f, {"x": x[i : i + 1]}, jnp.array([2.0, 3.0])[i : i + 1])
         jax.tree.map(partial(np.testing.assert_array_equal), alone, jax.tree.map(lambda y, i=i: y[i : i + 1], both))
+
+
+@pytest.mark.parametrize(("preset", "task"), [("qmix", "mpe/simple_spread"), ("dqn", "maze/static")])
+def test_a_store_is_never_copied(preset: str, task: str) -> None:
+    """It may be as large as memory: neither one iteration nor several nor an evaluation may need a second one."""
+    algo = shrink(PRESETS[preset])
+    algo = replace(algo, replay=replace(algo.replay, capacity=100_000))
+    run = build.build(small_config(preset, task, algo=algo))
+    store = nbytes(run.shapes.members.algo.store)
+    for executable in (run.chunk(1), run.chunk(2), run.evaluate()):
+        used = executable._compiled.result().memory_analysis()
+        assert store > 5_000_000 and used.temp_size_in_bytes < store / 10
+
+
+def test_what_cannot_be_compiled_says_so_when_it_is_needed() -> None:
+    wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_cpu_option_of_another_version": "1"}).lower(1.0)
+    right = build.Executable(build.jit(lambda x: x + 1).lower(1.0))
+    failed = build.Executable(wrong)
+    assert float(right(1.0)) == 2.0
+    for use in (failed.wait, lambda: failed(1.0)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_option_of_another_version"):
+            use()
