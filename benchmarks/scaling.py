@@ -40,9 +40,9 @@ TORCH = {
 
 
 def rate(
-    preset: str, task: str = SPREAD, seeds: int = 1, seconds: float = 5.0, iterations: int = 1, **values: Any
+    preset: str, task: str = SPREAD, seeds: int = 1, seconds: float = 5.0, iterations: int = 10, **values: Any
 ) -> dict[str, Any]:
-    """Steps per second of one process over `seconds`, and its peak memory."""
+    """Steps per second of one process over `seconds`, so many iterations at once (as in training), and peak memory."""
     import jax
 
     import rookery
@@ -56,7 +56,7 @@ def rate(
     state = init()
     # A store must hold enough to learn from before the clock starts.
     store = getattr(config.algo, "replay", None)
-    warm = 2 + (-(-max(store.start, store.batch) // config.algo.collect.envs) if store else 0)
+    warm = 2 + (-(-max(store.start, store.batch) // (config.algo.collect.envs * iterations)) if store else 0)
     for _ in range(warm):
         state, _ = step(state)
     before, start = int(state.members.steps.sum()), time.perf_counter()
@@ -135,7 +135,7 @@ def by_agents() -> dict[str, Any]:
 
 def by_envs() -> dict[str, Any]:
     counts = (1, 4, 16, 64, 256, 1024, 4096)
-    request = {"preset": "mappo", "algo.minibatches": 1}
+    request = {"preset": "mappo", "algo.minibatches": 1, "iterations": 1}
     return {f"mappo, {n} environments": answer(apart("rate", **request, **{"algo.collect.envs": n})) for n in counts}
 
 
@@ -146,9 +146,7 @@ def by_parts() -> dict[str, Any]:
     cells += [("ippo_jaxmarl", SPREAD), ("mappo_jaxmarl", SPREAD), ("mappo_onpolicy", SPREAD)]
     ways = {f"{cores} threads": (cores, 1), "1 thread": (1, 1), f"{cores} parts": (cores, cores)}
     return {
-        f"{p}, {t}, {way}": answer(
-            apart("rate", threads, preset=p, task=t, iterations=10, **{"algo.collect.parts": parts})
-        )
+        f"{p}, {t}, {way}": answer(apart("rate", threads, preset=p, task=t, **{"algo.collect.parts": parts}))
         for p, t in cells
         for way, (threads, parts) in ways.items()
     }

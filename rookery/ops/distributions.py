@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.types import Action, ActionSpec
 from rookery.ops.explore import weighted
-from rookery.ops.td import ILLEGAL, take
+from rookery.ops.td import ILLEGAL, only_legal, take
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 
@@ -29,7 +29,7 @@ def _branches(spec: ActionSpec, x: Array) -> list[Array]:
 
 def _categorical(logits: Array, legal: Array) -> Array:
     """Normalised log-probabilities; illegal ones are ILLEGAL."""
-    return jax.nn.log_softmax(jnp.where(legal, logits, ILLEGAL), axis=-1)
+    return jax.nn.log_softmax(only_legal(logits, legal), axis=-1)
 
 
 def _gaussian_std(log_std: Array) -> Array:
@@ -52,12 +52,14 @@ def sample(
     if spec.kind == "multi_binary":
         threshold = 0.5 if greedy else jax.random.uniform(key, params.shape)
         return (jax.nn.sigmoid(params) > threshold) & legal
-    logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
+    logits = _branches(spec, only_legal(params, legal))
     if greedy:
-        chosen = [jnp.argmax(log, axis=-1).astype(jnp.int32) for log in logs]
+        chosen = [jnp.argmax(x, axis=-1).astype(jnp.int32) for x in logits]
     else:
-        keys = jax.random.split(key, len(logs))
-        chosen = [weighted(k, jnp.exp(log)) for k, log in zip(keys, logs, strict=True)]
+        keys = jax.random.split(key, len(logits))
+        chosen = [
+            weighted(k, jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))) for k, x in zip(keys, logits, strict=True)
+        ]
     return chosen[0] if spec.kind == "discrete" else jnp.stack(chosen, axis=-1)
 
 

@@ -17,7 +17,7 @@ from rookery.training.loop import ChunkReport, Program, RunState
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-COMPILERS = ThreadPoolExecutor(thread_name_prefix="compiler")
+_COMPILERS = ThreadPoolExecutor(thread_name_prefix="compiler")
 
 FAST = {"xla_cpu_experimental_ynn_fusion_type": ""}
 """Without YNNPACK: calling it costs more than small sums and products do (docs/performance.md has figures)."""
@@ -54,7 +54,7 @@ class Executable(Generic[P, R]):
     """A traced function that is being compiled: beside other work, such as tracing and compiling the next one."""
 
     def __init__(self, lowered: jax.stages.Lowered) -> None:
-        self._compiled = COMPILERS.submit(lowered.compile)
+        self._compiled = _COMPILERS.submit(lowered.compile)
 
     def wait(self) -> None:
         """Return when it is compiled."""
