@@ -1,7 +1,6 @@
-"""How speed and memory grow: with seeds, agents, environments, replayed episodes and the length of a run; and the
-settings of two torch code bases beside ours.
+"""How speed and memory grow: with seeds, agents, environments, parts, replayed episodes and the length of a run.
 
-    python benchmarks/scaling.py [--only seeds agents envs parts replay length torch] [--out FILE]
+    python benchmarks/scaling.py [--only seeds agents envs parts replay length] [--out FILE]
 
 Every figure comes from a process of its own. Rates are environment steps per second of all members together, learning
 included, after compiling.
@@ -22,21 +21,6 @@ from typing import Any
 
 Request = dict[str, Any]
 SPREAD = "mpe/simple_spread"
-
-TORCH = {
-    # Rates of the torch code bases on two CPU cores, learning included: measured once, on another day. EPyMARL's agents
-    # were feed-forward then; PyMARL's own settings, which our preset has, are recurrent.
-    "EPyMARL QMIX, 1 environment": (
-        678,
-        {"preset": "qmix_pymarl", "iterations": 40, "algo.net.kind": "mlp", "algo.net.layers": 2},
-    ),
-    "EPyMARL QMIX, 1 environment; ours recurrent": (678, {"preset": "qmix_pymarl", "iterations": 40}),
-    "on-policy MAPPO, 128 environments": (2044, {"preset": "mappo_onpolicy", "iterations": 4}),
-    "on-policy MAPPO, 128 environments; two parts": (
-        2044,
-        {"preset": "mappo_onpolicy", "iterations": 4, "algo.collect.parts": 2},
-    ),
-}
 
 
 def rate(
@@ -164,14 +148,6 @@ def by_length() -> dict[str, Any]:
     }
 
 
-def beside_torch() -> dict[str, Any]:
-    found = {}
-    for name, (theirs, request) in TORCH.items():
-        ours = answer(apart("rate", **request, seconds=10.0))
-        found[name] = {**ours, "theirs": theirs, "ratio": round(ours["steps_per_second"] / theirs, 1)}
-    return found
-
-
 QUESTIONS = {
     "seeds": by_seeds,
     "agents": by_agents,
@@ -179,7 +155,6 @@ QUESTIONS = {
     "parts": by_parts,
     "replay": by_replay,
     "length": by_length,
-    "torch": beside_torch,
 }
 
 

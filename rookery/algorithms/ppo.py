@@ -130,6 +130,11 @@ class PPO:
         rows = self.segment(spec)
         if length % rows:
             raise ConfigError(f"algo.chunk ({self.chunk}) must divide the {length} transitions of a rollout.")
+        if self.collect.alike:
+            raise ConfigError(
+                f"several parts ({self.collect.parts}) need several environments: PPO learns from what they collect, "
+                "and has nothing to replay. Raise algo.collect.envs."
+            )
         sequences = self.collect.envs * (length // rows)
         if sequences % (self.minibatches * self.collect.parts):
             raise ConfigError(

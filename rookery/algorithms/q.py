@@ -125,7 +125,7 @@ class Q:
                 f"mixer '{self.mixer.kind}' needs a cooperative task; {spec.name} rewards its teams differently. "
                 f"Try iql or ippo, or one team only: --task.team (teams: {teams})."
             )
-        self.replay.check(self.collect.envs, self.collect.parts)
+        self.replay.check(self.collect)
         self.net.check()
         self.credit.check(self.mixer.kind)
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
@@ -139,7 +139,7 @@ class Q:
 
     def part(self) -> Q:
         """What one of `collect.parts` parts computes."""
-        return replace(self, collect=self.collect.part(), replay=self.replay.part(self.collect.parts))
+        return replace(self, collect=self.collect.part(), replay=self.replay.part(self.collect))
 
     def segment(self, spec: Spec) -> int:
         """One carry per sequence."""

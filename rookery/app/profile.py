@@ -26,6 +26,7 @@ from rookery.training.loop import Member, Program, RunState, member_infos, over_
 from rookery.training.rollout import advance, collect
 
 SECONDS = 1.0  # a part is repeated for about so long
+AT_ONCE = 10  # iterations in one call, at most; as in training, where a chunk has many
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,23 @@ def profile(config: RunConfig) -> list[Part]:
     """The whole iteration first, then its parts. Nothing is written. Of a run in several parts, one is timed."""
     config = one_part(config)
     program = Program(config)
+    at_once = min(AT_ONCE, program.iterations_per_chunk())
     state = jit(program.init, once=True)()
     # The store of a Q learner must be full enough to learn from, or the update would be measured without learning.
     state = RunState(state.members, _late(config), state.budget)
     rollout = jit(lambda s: _each(s, partial(_collect, program, s))[1])(state)
     # Everything is an argument: what is not would be a constant, and XLA would fold it.
     parts: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-        "whole": (partial(program.chunk, iterations=1), (state,)),
+        "whole": (partial(program.chunk, iterations=at_once), (state,)),
         "environment": (partial(_environment, program), (state, rollout)),
         "policy": (partial(_policy, program), (state, rollout)),
-        "update": (partial(_update, program), (state, rollout)),
+        "update": (partial(_update, program, at_once), (state, rollout)),
     }
     if hasattr(state.members.algo, "store"):
-        parts["buffer"] = (partial(_buffer, program), (state, rollout))
+        parts["buffer"] = (partial(_buffer, program, at_once), (state, rollout))
     parts["evaluation"] = (program.evaluate, (state,))
-    return [_measure(name, f, args) for name, (f, args) in parts.items()]
+    again = {"whole": at_once, "update": at_once, "buffer": at_once}
+    return [_measure(name, f, args, again.get(name, 1)) for name, (f, args) in parts.items()]
 
 
 def lines(config: RunConfig, parts: list[Part]) -> list[str]:
@@ -134,16 +137,16 @@ def _policy(program: Program, run: RunState, rollout: Rollout) -> Any:
     return _each(run, one, rollout)
 
 
-def _update(program: Program, run: RunState, rollout: Rollout) -> Any:
+def _update(program: Program, times: int, run: RunState, rollout: Rollout) -> Any:
     def one(member: Member, clock: Clock, rollout: Rollout) -> Any:
         algo = program.algo(member.hyper)
-        return algo.update(program.task.spec, member.algo, rollout, clock, stream(member.key, "update", 0))
+        return algo.update(program.task.spec, member.algo, rollout, clock, stream(member.key, "update"))
 
-    return _each(run, one, rollout)
+    return _again(program, times, run, rollout, one)
 
 
-def _buffer(program: Program, run: RunState, rollout: Rollout) -> Any:
-    """What the store takes and gives in one iteration: sequences in, batches out."""
+def _buffer(program: Program, times: int, run: RunState, rollout: Rollout) -> Any:
+    """What the store takes and gives: sequences in, batches out."""
     settings, envs = program.config.algo.replay, program.config.algo.collect.envs
     draws = round(settings.steps_per_sequence * envs)
 
@@ -159,15 +162,32 @@ def _buffer(program: Program, run: RunState, rollout: Rollout) -> Any:
             # All of the batch must be used, or XLA leaves it out.
             return total + sum(jnp.sum(x, dtype=jnp.float32) for x in jax.tree.leaves(batch)), None
 
-        return jax.lax.scan(draw, jnp.float32(0), jnp.arange(draws))[0], store
+        total = jax.lax.scan(draw, jnp.float32(0), jnp.arange(draws))[0]
+        return replace(member.algo, store=store), total
 
-    return _each(run, one, rollout)
+    return _again(program, times, run, rollout, one)
 
 
-def _measure(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Part:
-    """Compile, warm up, then the best of as many calls as fit into `SECONDS`. The state is donated, as in training."""
+def _again(program: Program, times: int, run: RunState, rollout: Rollout, f: Callable[..., Any]) -> Any:
+    """`f` moves the algorithm's state of every member, so many times: the same loop that a chunk has, so that XLA
+    treats a replay store as it does there."""
+
+    def of_member(member: Member, rollout: Rollout) -> Any:
+        def once(member: Member, iteration: Array) -> Any:
+            moved, found = f(member, run.clock(member.steps, iteration), rollout)
+            return replace(member, algo=moved), found
+
+        return jax.lax.scan(once, member, run.iteration + jnp.arange(times))
+
+    members, found = over_members(of_member, run.members, rollout, batch=program.keeps_axis(times))
+    return RunState(members, run.iteration, run.budget), found
+
+
+def _measure(name: str, f: Callable[..., Any], args: tuple[Any, ...], times: int) -> Part:
+    """Compile, warm up, then the best of as many calls as fit into `SECONDS`, for one of the `times` that a call has.
+    The state is donated, as in training."""
     # Only what comes back in the same shape can be donated; the others have no use for the memory.
-    donate = (0,) if name in ("whole", "evaluation") else ()
+    donate = (0,) if name in ("whole", "update", "buffer", "evaluation") else ()
     compiled = jit(f, donate_argnums=donate).lower(*args).compile()
     state, rest = jax.tree.map(lambda x: x.copy(), args[0]), args[1:]
     walls, cpus = [], []
@@ -178,4 +198,4 @@ def _measure(name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> Part:
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
         state = out[0] if donate else state
-    return Part(name, min(walls[1:]), min(cpus[1:]))
+    return Part(name, min(walls[1:]) / times, min(cpus[1:]) / times)

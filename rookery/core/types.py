@@ -225,11 +225,17 @@ class Collect:
     restart: bool = False
     """Begin every rollout with a reset and count its first episode only (PyMARL's episodes); otherwise go on."""
     parts: int = 1
-    """Parts that the environments are divided into, which learn as one; each can have a device (a core, a GPU)."""
+    """Parts that the environments are divided into, which learn as one; each can have a device (a core, a GPU). An only
+    environment is played by all parts alike."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether all parts play the same environment, so that what they divide is only what they replay."""
+        return self.envs == 1 < self.parts
 
     def part(self) -> Collect:
         """What one part collects."""
-        return replace(self, envs=self.envs // self.parts, parts=1)
+        return replace(self, envs=1 if self.alike else self.envs // self.parts, parts=1)
 
     def transitions(self, spec: Spec) -> int:
         """Transitions per environment and iteration on such a task."""

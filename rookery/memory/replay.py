@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
-from rookery.core.types import Clock
+from rookery.core.types import Clock, Collect
 
 EPS = 0.01
 """Added to priorities, so that nothing is never drawn."""
@@ -56,19 +56,23 @@ class Replay:
     importance: float = 0.4
     """Power of the weights that undo what priorities distort; it rises to 1 by the end of the run."""
 
-    def part(self, parts: int) -> Replay:
-        """The store of one part of a run: all together are this one, and take as many gradient steps."""
-        return Replay(
-            self.capacity // parts,
-            self.batch // parts,
-            self.start // parts,
-            self.steps_per_sequence * parts,
-            self.priority,
-            self.importance,
+    def part(self, collect: Collect) -> Replay:
+        """The store of one part of a run: all together are this one (or each is, where all parts collect alike), and
+        take as many gradient steps."""
+        batch = self.batch // collect.parts
+        if collect.alike:
+            return replace(self, batch=batch)
+        return replace(
+            self,
+            capacity=self.capacity // collect.parts,
+            batch=batch,
+            start=self.start // collect.parts,
+            steps_per_sequence=self.steps_per_sequence * collect.parts,
         )
 
-    def check(self, envs: int, parts: int = 1) -> None:
-        """Refuse sizes that do not fit together; `envs` sequences are added at a time, to the stores of `parts`."""
+    def check(self, collect: Collect) -> None:
+        """Refuse sizes that do not fit together, or not to what is collected at a time."""
+        envs, parts = collect.envs, collect.parts
         if self.capacity % envs:
             raise ConfigError(
                 f"algo.replay.capacity ({self.capacity}) must be a multiple of algo.collect.envs ({envs})."
@@ -78,7 +82,8 @@ class Replay:
                 f"algo.replay.batch ({self.batch}) and algo.replay.start ({self.start}) must fit into "
                 f"algo.replay.capacity ({self.capacity})."
             )
-        if parts > 1 and (self.batch % parts or self.start % parts or self.priority):
+        divided = (self.batch,) if collect.alike else (self.batch, self.start)
+        if parts > 1 and (any(size % parts for size in divided) or self.priority):
             raise ConfigError(
                 f"algo.collect.parts ({parts}) must divide algo.replay.batch ({self.batch}) and algo.replay.start "
                 f"({self.start}), and algo.replay.priority ({self.priority}) must be 0: parts do not see each "

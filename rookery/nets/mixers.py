@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery.nets.layers import Linear, linear
+from rookery.nets.layers import Linear, elu, linear
 
 
 class QmixParams(eqx.Module):
@@ -62,7 +62,7 @@ class Mixer:
         assert isinstance(params, QmixParams)
         # abs makes dQ_tot / dQ_i >= 0 (Rashid et al. 2018), so that each agent's argmax is the team's.
         w1 = jnp.abs(_two_layers(params.w1, state)).reshape(*q.shape, self.embed)
-        hidden = jax.nn.elu(jnp.einsum("...n,...ne->...e", q, w1) + params.b1(state))
+        hidden = elu(jnp.einsum("...n,...ne->...e", q, w1) + params.b1(state))
         w2 = jnp.abs(_two_layers(params.w2, state))
         return jnp.sum(hidden * w2, axis=-1, keepdims=True) + _two_layers(params.b2, state)
 

@@ -36,7 +36,7 @@ def check(config: RunConfig) -> None:
 
 def _check_parts(config: RunConfig) -> None:
     collect = config.algo.collect
-    if collect.parts < 1 or collect.envs % collect.parts:
+    if collect.parts < 1 or (collect.envs % collect.parts and not collect.alike):
         raise ConfigError(
             f"algo.collect.parts must be at least 1 and divide algo.collect.envs ({collect.envs}); got {collect.parts}."
         )

@@ -119,6 +119,10 @@ class Program:
         algo = self.config.algo if self.parts == 1 else self.config.algo.part()
         return with_values(algo, {path.removeprefix("algo."): x for path, x in hyper.items()})
 
+    def _playing(self, key: Array) -> Array:
+        """The key of what a part collects: its own, or that of all where they collect alike."""
+        return key if self.config.algo.collect.alike else parts.own(key)
+
     def init(self) -> RunState:
         """Fresh members."""
         infos = member_infos(self.config)
@@ -132,7 +136,7 @@ class Program:
         state = algo.init(self.task.spec, stream(key, "init"))
 
         def part() -> tuple[Any, Worlds]:
-            return state, open_worlds(algo, self.task, algo.collect.envs, parts.own(stream(key, "worlds")))
+            return state, open_worlds(algo, self.task, algo.collect.envs, self._playing(stream(key, "worlds")))
 
         every = part
         if self.parts > 1:
@@ -171,17 +175,22 @@ class Program:
         """`iterations` iterations of every member."""
         return self._over_parts(partial(self._chunk, iterations=iterations), state)
 
+    def keeps_axis(self, iterations: int) -> bool:
+        """Whether an only member keeps its batch axis in so many iterations.
+
+        XLA copies a donated array that changes its shape on the way if there is no loop in between (one iteration is
+        none), or if it has another axis of length 1 to mistake for this one. A replay store is too large for that.
+        """
+        stored = hasattr(self.config.algo, "replay")
+        return stored and (iterations == 1 or self.task.spec.n_agents == 1)
+
     def _chunk(self, state: RunState, iterations: int) -> tuple[RunState, ChunkReport]:
         def one_member(member: Member) -> tuple[Member, ChunkReport]:
             times = state.iteration + jnp.arange(iterations)
             member, (metrics, steps) = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
             return member, _report(parts.total(metrics), steps)
 
-        # XLA copies a donated array that changes its shape on the way if there is no loop in between (one iteration is
-        # none), or if it has another axis of length 1 to mistake for this one. A replay store is too large for that.
-        stored = hasattr(self.config.algo, "replay")
-        batch = stored and (iterations == 1 or self.task.spec.n_agents == 1)
-        members, report = over_members(one_member, state.members, batch=batch)
+        members, report = over_members(one_member, state.members, batch=self.keeps_axis(iterations))
         return RunState(members, state.iteration + iterations, state.budget), report
 
     def _iterate(self, run: RunState, member: Member, iteration: Array) -> tuple[Member, tuple[Packed, Array]]:
@@ -189,9 +198,10 @@ class Program:
         algo = self.algo(member.hyper)
         clock = run.clock(member.steps, iteration)
         policy = algo.policy(member.algo)
-        key = parts.own(stream(member.key, "collect", iteration))
+        key = self._playing(stream(member.key, "collect", iteration))
         worlds, rollout, episodes = collect(algo, self.task, policy, member.worlds, clock, key)
-        steps = member.steps + parts.total(jnp.sum(rollout.filled)).astype(jnp.uint32)
+        played = parts.total(jnp.sum(rollout.filled)) // (self.parts if self.config.algo.collect.alike else 1)
+        steps = member.steps + played.astype(jnp.uint32)
         clock = run.clock(steps, iteration)
         key = parts.own(stream(member.key, "update", iteration))
         learned, metrics = algo.update(self.task.spec, member.algo, rollout, clock, key)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rookery.core.errors import ConfigError
-from rookery.core.types import Clock
+from rookery.core.types import Clock, Collect
 from rookery.memory import replay
 from rookery.memory.replay import Draw, Replay
 
@@ -117,5 +117,5 @@ def test_proportional_draws_skip_what_has_no_mass() -> None:
 def test_impossible_sizes_are_refused() -> None:
     for wrong in (Replay(10), Replay(4, batch=8), Replay(steps_per_sequence=0.01), Replay(priority=-1.0)):
         with pytest.raises(ConfigError, match=r"algo\.replay"):
-            wrong.check(envs=4)
-    Replay().check(envs=4)
+            wrong.check(Collect(envs=4))
+    Replay().check(Collect(envs=4))

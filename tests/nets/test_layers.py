@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.nets.layers import Linear, Norm, linear, orthogonal
+from rookery.nets.layers import Linear, Norm, elu, linear, orthogonal
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,10 @@ def test_gradients_of_a_layer_are_those_jax_derives(batch: tuple[int, ...], size
     found, expected = (jax.grad(f, argnums=(0, 1, 2))(x, weight, bias) for f in (ours, plain))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
+
+
+def test_elu_and_its_gradient_are_jaxs_own() -> None:
+    x = jnp.array([-200.0, -3.0, -1e-3, 0.0, 1e-3, 4.0, 200.0])
+    np.testing.assert_array_equal(elu(x), jax.nn.elu(x))
+    ours, theirs = (jax.grad(lambda x, f=f: jnp.sum(f(x) * jnp.arange(7.0)))(x) for f in (elu, jax.nn.elu))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)

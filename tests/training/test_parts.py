@@ -39,9 +39,9 @@ CLOCK = Clock(jnp.int32(0), jnp.uint32(40), jnp.float32(64))
 KEY = jax.random.PRNGKey(3)
 
 
-def in_parts(preset: str, count: int = 2, **kwargs: Any) -> RunConfig:
+def in_parts(preset: str, count: int = 2, envs: int = 0, **kwargs: Any) -> RunConfig:
     config = small_config(preset, **kwargs)
-    wanted = replace(config.algo.collect, envs=max(2, config.algo.collect.envs), parts=count)
+    wanted = replace(config.algo.collect, envs=envs or max(2, config.algo.collect.envs), parts=count)
     return replace(config, algo=replace(config.algo, collect=wanted))
 
 
@@ -122,6 +122,25 @@ def test_parts_have_environments_of_their_own() -> None:
     assert not np.array_equal(obs[:, 0], obs[:, 1])
 
 
+def test_an_only_environment_is_played_by_all_parts_alike() -> None:
+    config = in_parts("qmix_pymarl", envs=1, task="mpe/simple_spread")
+    state = init_of(config)
+    state, report = chunk_of(config, 6)(state)
+    algo, worlds = state.members.algo, state.members.worlds
+    for x in jax.tree.leaves((worlds, algo.store, algo.learner)):
+        np.testing.assert_array_equal(x[:, 0], x[:, 1])
+    assert int(algo.learner.updates[0, 0]) > 0, "it has learned"
+    whole = replace(config, algo=replace(config.algo, collect=replace(config.algo.collect, parts=1)))
+    state, expected = chunk_of(whole, 6)(init_of(whole))
+    assert int(report.steps[0]) == int(expected.steps[0]), "the environment counts once"
+    assert report.means["gradient_steps"].value == expected.means["gradient_steps"].value
+    # Until there are weights that differ, all is as in one part: the same episodes are stored, whole, by each.
+    first = config.algo.replay.start
+    for ours, theirs in zip(jax.tree.leaves(algo.store), jax.tree.leaves(state.members.algo.store), strict=True):
+        assert ours.shape[2:] == theirs.shape[1:], "each part has all of it"
+        np.testing.assert_allclose(ours[0, 0, :first], theirs[0, :first], rtol=1e-5, atol=1e-6)
+
+
 def test_evaluation_plays_as_many_episodes_as_asked_for() -> None:
     config = in_parts("mappo")
     config = replace(config, evaluation=replace(config.evaluation, episodes=5))
@@ -165,6 +184,8 @@ def test_parts_find_the_mean_of_all_and_its_gradient() -> None:
         ("qmix", {"algo.collect.parts": 2, "algo.replay.priority": 0.6}, "priority .* must be 0"),
         ("differ_qmix", {"algo.collect.parts": 2}, "parts 1"),
         ("inspire_qmix", {"algo.collect.parts": 2}, "parts 1"),
+        ("qmix_pymarl", {"algo.collect.parts": 2, "algo.replay.batch": 33}, "must divide algo.replay.batch"),
+        ("mappo", {"algo.collect.parts": 2, "algo.collect.envs": 1, "algo.minibatches": 1}, "several environments"),
         ("mappo_jaxmarl", {"algo.collect.parts": 8}, "change algo.minibatches or algo.collect.parts"),
     ],
 )
@@ -201,10 +222,10 @@ def folder_of(config: RunConfig, out: Path) -> RunFolder:
     return RunFolder.locate(out, to_json(config), config.preset, config.task_name)
 
 
-@pytest.mark.parametrize("preset", ["mappo", "qmix"])
-def test_parts_on_devices_of_their_own_learn_the_same(tmp_path: Path, preset: str) -> None:
+@pytest.mark.parametrize(("preset", "envs"), [("mappo", 0), ("qmix", 0), ("qmix_pymarl", 1)])
+def test_parts_on_devices_of_their_own_learn_the_same(tmp_path: Path, preset: str, envs: int) -> None:
     assert len(jax.devices()) == 1, "in this process parts are a batch axis"
-    config = replace(in_parts(preset, steps=200), checkpoints=Checkpoints(seconds=0.0))
+    config = replace(in_parts(preset, envs=envs, steps=200), checkpoints=Checkpoints(seconds=0.0))
     one, two = (train_apart(cores, config, tmp_path) for cores in (1, 2))
     assert_same(one.policies, two.policies)
     here = rookery.train(config, tmp_path / "here")
