@@ -22,7 +22,7 @@ def _elu_keep(x: Array) -> tuple[Array, Array]:
 
 
 def _elu_back(x: Array, d: Array) -> tuple[Array]:
-    # The derivative is min(exp(x), 1). As a division, because XLA on CPUs computes what leads to a product again in
+    # The derivative is min(exp(x), 1). As a division, because XLA on CPUs computes what leads to a product again for
     # everything that reads it (with a mixer: the whole loss, for each of its weights), but never a division.
     return (d / jnp.maximum(jnp.exp(-x), 1.0),)
 
