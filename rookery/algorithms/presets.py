@@ -17,13 +17,14 @@ from rookery.nets.optimiser import Optimiser, Schedule
 
 # -- the Q family ---------------------------------------------------------------------------------------------------
 # Feed-forward agents and 32 environments of 32 transitions: a GRU costs three times as much per gradient step and the
-# tasks we tuned on are won without memory. td_lambda makes up for the short horizon of a one-step target.
+# tasks we tuned on are won without memory. td_lambda makes up for the short horizon of a one-step target. Rate and
+# target: of the settings in studies/choose_presets.toml, the soonest at a good score (docs/performance.md).
 _iql = Q(
     net=Net("mlp", width=64, layers=2),
     collect=Collect(envs=32, length=32),
     replay=Replay(capacity=2048, batch=32, start=64, steps_per_sequence=0.25),
-    target=Target(every=100),
-    optimiser=Optimiser("adam", lr=1e-3, clip=10.0, eps=1e-8),
+    target=Target(every=1, tau=0.02),
+    optimiser=Optimiser("adam", lr=2e-3, decay="linear", clip=10.0, eps=1e-8),
     epsilon=Schedule(1.0, 0.05, steps=50_000),
     gamma=0.97,
     td_lambda=0.6,
