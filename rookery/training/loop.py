@@ -200,9 +200,9 @@ class Program:
         policy = algo.policy(member.algo)
         key = self._playing(stream(member.key, "collect", iteration))
         worlds, rollout, episodes = collect(algo, self.task, policy, member.worlds, clock, key)
-        played = parts.total(jnp.sum(rollout.filled))
-        if self.config.algo.collect.alike:
-            played = played // self.parts
+        played = jnp.sum(rollout.filled)
+        if not self.config.algo.collect.alike:
+            played = parts.total(played)
         steps = member.steps + played.astype(jnp.uint32)
         clock = run.clock(steps, iteration)
         key = parts.own(stream(member.key, "update", iteration))
