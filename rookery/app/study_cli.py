@@ -39,8 +39,9 @@ class StudyRun:
     """Of the Ray cluster; empty: RAY_ADDRESS, one that runs here, or a new one on this machine ("local": always)."""
     slurm: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """What submitit tells Slurm: timeout_min=240, slurm_partition=long, ...; cluster=local does without Slurm."""
-    measure: bool = False
-    """First time new groups of seeds, together and apart, and train each the faster way from then on."""
+    measure: Literal["auto", "always", "never"] = "auto"
+    """Time new groups of seeds, as one program and as a process for each, and train each group the faster way from then
+    on. auto: groups that are to take 20 million steps or more, all seeds together, on this machine."""
     retry_failed: bool = False
     """Also train the runs that failed before."""
     dry_run: bool = False
@@ -64,8 +65,7 @@ class StudyRun:
                 raise ConfigError(f"--{name} must be at least 0, got {value}.")
         load_registries()
         planned = plan.load(self.file)
-        if self.measure and not self.dry_run:
-            _measure(planned, self.out)
+        self._measure(planned)
         study = laid_out(planned, self.out)
         entries = schedule.survey(study, self.out)
         plan.refuse_unread(entry.planned for entry in entries if entry.state == "new")
@@ -79,6 +79,24 @@ class StudyRun:
         else:
             print(f"{_counts(entries)}; nothing to do.")
         return 0 if self.dry_run else _conclude(study, entries, self)
+
+    def to_measure(self, study: Any) -> list[Any]:
+        """The study's new groups of seeds of which to find out how they are trained fastest."""
+        from rookery.studies import layout
+
+        if self.measure == "never" or (self.measure == "auto" and self.executor != "process"):
+            return []
+        return layout.unmeasured(study, self.out, 0 if self.measure == "always" else layout.LONG)
+
+    def _measure(self, study: Any) -> None:
+        from rookery.studies import layout, plan
+
+        groups = self.to_measure(study)
+        plan.refuse_unread(groups)
+        for group in groups:
+            print(f"{'to measure' if self.dry_run else 'measuring'}: {layout.title(group)}", flush=True)
+            if not self.dry_run:
+                layout.measure(group, self.out, ("-m", "rookery.app.speed"), len(study.runs))
 
     def _open_executor(self, pending: int) -> Any:
         """Where the runs will be trained."""
@@ -266,17 +284,6 @@ def _plan_lines(study: Any, entries: Sequence[Any]) -> list[str]:
     rest = [f"... and {len(entries) - len(shown)} more"] if len(entries) > len(shown) else []
     vectorised = f"{len(study.runs)} runs, {members} members: seeds and swept values of a run are one program"
     return [heading, vectorised, *table([_entry_row(entry) for entry in shown]), *rest]
-
-
-def _measure(study: Any, out: Path) -> None:
-    """Find out how the study's new groups of seeds are trained fastest; refused values are refused before."""
-    from rookery.studies import layout, plan
-
-    groups = layout.unmeasured(study, out)
-    plan.refuse_unread(groups)
-    for group in groups:
-        print(f"measuring {layout.title(group)}", flush=True)
-        layout.measure(group, out, ("-m", "rookery.app.speed"), len(study.runs))
 
 
 def _layout_lines(study: Any, out: Path) -> list[str]:

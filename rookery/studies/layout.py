@@ -1,8 +1,8 @@
 """Seeds and swept values of a run in one program, or in a process each: whichever was measured to be faster.
 
 Members that are trained together differ in the last bits from members that are trained alone, so a layout is part of
-what the runs are. It is measured once, when asked for, kept in OUT/.layouts beside the runs, and used by every command
-from then on. A group that was not measured, or was begun together before, stays together.
+what the runs are. It is measured once, before the first of them begins, kept in OUT/.layouts beside the runs, and used
+by every command from then on. A group that was not measured, or was begun together before, stays together.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from rookery.training.config import RunConfig
 from rookery.training.folder import read_json, write_json, writing
 from rookery.training.loop import member_infos
 from rookery.training.provenance import usable_cores
+
+LONG = 20_000_000
+"""Steps of a group, all members together, from which on measuring is not asked about: they take minutes on the fastest
+of presets, measuring half a minute."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,15 @@ def layouts(study: Study, out: Path) -> dict[str, Layout]:
     return {name: layout for name, layout in known.items() if layout is not None}
 
 
-def unmeasured(study: Study, out: Path) -> list[Planned]:
-    """Groups whose layout is still open."""
+def unmeasured(study: Study, out: Path, steps: int = 0) -> list[Planned]:
+    """Groups of at least so many steps, all members together, whose layout is still open."""
     return [
         planned
         for planned in study.runs
-        if planned.members > 1 and not planned.folder(out).path.exists() and not known_layout(planned, out)
+        if planned.members > 1
+        and planned.members * planned.config.steps >= steps
+        and not planned.folder(out).path.exists()
+        and not known_layout(planned, out)
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rookery.app import cli
+from rookery.app.study_cli import StudyRun
 from rookery.core.config import to_json
 from rookery.core.errors import RunError
 from rookery.studies import layout, plan
@@ -92,6 +93,26 @@ def test_a_layout_that_cannot_be_read_is_an_error(study_file: Write, tmp_path: P
         layout.laid_out(study, out)
 
 
+def test_long_groups_are_measured_without_being_asked_for(
+    study_file: Write, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, out = study_file(STUDY.replace("20_000", f"{layout.LONG // 2:_}")), tmp_path / "runs"
+    study = plan.load(file)
+    assert StudyRun(file, out).to_measure(study) == list(study.runs)
+    assert StudyRun(file, out, measure="never").to_measure(study) == []
+    assert StudyRun(file, out, executor="slurm").to_measure(study) == [], "this machine may not be like those"
+    assert cli.main(["study", "run", str(file), "--out", str(out), "--dry-run"]) == 0
+    assert capfd.readouterr().out.count("to measure: ") == 2
+    assert not out.exists()
+
+
+def test_short_groups_are_measured_if_asked_for(study_file: Write, tmp_path: Path) -> None:
+    file, out = study_file(STUDY), tmp_path / "runs"
+    study = plan.load(file)
+    assert StudyRun(file, out).to_measure(study) == []
+    assert StudyRun(file, out, measure="always").to_measure(study) == list(study.runs)
+
+
 def test_what_failed_to_be_measured_is_told(study_file: Write, tmp_path: Path) -> None:
     study = plan.load(study_file(STUDY))
     with pytest.raises(RunError, match=r"could not be measured: .*no such luck"):
@@ -107,7 +128,7 @@ def test_measured_for_real_then_trained_so(
     found = layout.measure(group, out, ("-m", "rookery.app.speed"), 1, seconds=0.5)
     assert found.together > 0 and found.apart > 0
     assert layout.known_layout(group, out) == found
-    assert cli.main(["study", "run", str(file), "--out", str(out), "--measure"]) == 0
+    assert cli.main(["study", "run", str(file), "--out", str(out), "--measure", "always"]) == 0
     text = capfd.readouterr().out
     assert found.text() in text
     assert "measuring" not in text, "it was measured before"
