@@ -77,16 +77,17 @@ def weight_gradients(
     """Gradients of weights and bias, from the input and the gradient of the output."""
     x, d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
     ones = jnp.ones((x.shape[0], 1))
-    if jax.default_backend() == "cpu" and x.shape[0] >= _MANY:
-        # One product for both gradients: a column of ones in `x` has the bias's.
+    if jax.default_backend() == "cpu" and x.shape[0] >= _MANY and d.shape[1] > 1:
+        # One product for both gradients: a column of ones in the input has the bias's.
+        with_ones = jnp.concatenate([x, ones], axis=1)
         if d.shape[1] <= _LINE:
-            # Few columns first. The slice keeps XLA from turning the product around.
-            both = d.T @ jnp.concatenate([x, ones], axis=1)
+            # Few columns first; the slice keeps XLA from turning the product around.
+            both = d.T @ with_ones
             return both[:, :-1].T, both[:, -1]
         if x.shape[1] % _LINE == 0:
-            # The product reads columns of `x`. Where rows are whole cache lines, a column lies in few sets of the cache
-            # and does not fit; with one column more it does.
-            both = jnp.concatenate([x, ones], axis=1).T @ d
+            # The product reads columns of the input. Where rows are whole cache lines, a column lies in few sets of the
+            # cache and does not fit; with one column more it does.
+            both = with_ones.T @ d
             return both[:-1], both[-1]
     # Sums as products: XLA's reductions on CPUs compute their operands again.
     return (d.T @ x).T, ones[:, 0] @ d
