@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ["mechanisms", "peers", "scaling", "studies_scale", "time_to_score", "torch_peers"]
+SCRIPTS = ["mechanisms", "peers", "scaling", "scripted", "studies_scale", "time_to_score", "torch_peers"]
 
 
 def said(script: str, *arguments: str) -> str:
@@ -32,3 +32,9 @@ def test_a_rate_is_measured_after_learning_has_begun() -> None:
     request = {"preset": "vdn", "task": "matrix/climbing", "seconds": 0.1, "iterations": 2, "algo.collect.envs": 32}
     found = json.loads(said("scaling", "--work", json.dumps(["rate", request])))
     assert found["steps_per_second"] > 0 and found["peak_mib"] > 0
+
+
+def test_scripted_players_do_better_with_what_they_are_told() -> None:
+    lines = said("scripted", "--episodes", "200").splitlines()
+    score = {line.split(": ")[0].split(", ")[1]: float(line.split(": ")[1].split()[0]) for line in lines}
+    assert score["each to a landmark"] > -10 and score["to the right landmark"] > -10 > score["to the middle"]
