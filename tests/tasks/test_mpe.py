@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,8 +13,8 @@ from small import hasty_jit
 
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
-from rookery.tasks.compiled.adapter import load, world_of
-from rookery.tasks.compiled.mpe import Mpe
+from rookery.tasks.compiled.adapter import construct, load, world_of
+from rookery.tasks.compiled.mpe import _CLASSES, _FACMAC, Mpe, _Lean
 
 KEY = jax.random.PRNGKey(0)
 
@@ -39,6 +40,29 @@ def test_same_trajectory_as_jaxmarl(rollout: Any) -> None:
         obs, state, reward, _, _ = env.step_env(jax.random.split(k)[1], state, named)
         np.testing.assert_allclose(steps.obs[t], np.stack([obs[a] for a in env.agents]), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(steps.reward[t], np.stack([reward[a] for a in env.agents]), rtol=1e-5)
+
+
+def moved(env: Any) -> Any:
+    """What a step makes of many states in which things touch."""
+
+    def one(key: jax.Array) -> Any:
+        begin, act, step = jax.random.split(key, 3)
+        _, state = env.reset(begin)
+        keys = jax.random.split(act, len(env.agents))
+        actions = {name: env.action_space(name).sample(k) for name, k in zip(env.agents, keys, strict=True)}
+        return env.step_env(step, state.replace(p_pos=0.2 * state.p_pos), actions)[:3]
+
+    return hasty_jit(jax.vmap(one))(jax.random.split(KEY, 64))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("name", ["simple_speaker_listener", "simple_world_comm", "simple_facmac_9a"])
+def test_the_same_physics_as_jaxmarl(name: str, noise: float) -> None:
+    """Also where landmarks and agents of all sizes touch, where nothing does, and where there is noise."""
+    theirs, ours = (construct("mpe", _CLASSES[name], *lean, **_FACMAC.get(name, {})) for lean in ((), (_Lean,)))
+    for env in (theirs, ours):
+        env.u_noise = env.c_noise = jnp.full(env.num_agents, noise)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), moved(ours), moved(theirs))
 
 
 def test_position_and_entities_of_spread() -> None:

@@ -146,9 +146,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def construct(module: str, name: str, **kwargs: Any) -> Any:
-    """An environment of jaxmarl."""
+def construct(module: str, name: str, *mixins: type, **kwargs: Any) -> Any:
+    """An environment of jaxmarl, with the methods of the mixins instead of its own."""
     make = load(module, name)
+    if mixins:
+        make = type(name, (*mixins, make), {})
     # The first call may come while tracing; the environment's constants must not be tracers of that trace.
     with jax.ensure_compile_time_eval():
         return make(**kwargs)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Entities
@@ -80,7 +84,7 @@ class Mpe(JaxmarlTask):
             kwargs["action_type"] = self.action_type.capitalize()
         if self.agents:
             kwargs |= {"num_agents": self.agents, "num_landmarks": self.agents}
-        env = construct("mpe", _CLASSES[self.scenario], **kwargs)
+        env = construct("mpe", _CLASSES[self.scenario], _Lean, **kwargs)
         teams = tuple("adversary" if "adversary" in name or name == "eve_0" else "good" for name in env.agents)
         return make_world(
             env,
@@ -99,6 +103,37 @@ class Mpe(JaxmarlTask):
         # The prey of the facmac scenarios is part of the environment: it ignores its actions.
         team = "adversary" if self.scenario in _FACMAC else self.team
         return tuple(i for i, t in enumerate(teams) if team in ("all", t))
+
+
+class _Lean:
+    """The physics of a particle world without what never matters: noise of size 0, forces of things that never touch.
+
+    jaxmarl draws the one and computes the other, for every pair of things, in every step.
+    """
+
+    def _apply_action_force(self: Any, key: Array, force: Array, u: Array, noise: Array, moveable: Array) -> Array:
+        if np.asarray(self.u_noise).any():
+            return super()._apply_action_force(key, force, u, noise, moveable)
+        return jnp.where(moveable[:, None], u, force)
+
+    def _apply_comm_action(self: Any, key: Array, c: Array, noise: Array, silent: Array) -> Array:
+        if np.asarray(self.c_noise).any():
+            return super()._apply_comm_action(key, c, noise, silent)
+        return jnp.where(np.asarray(silent, bool)[:, None], 0.0, c)
+
+    def _apply_environment_force(self: Any, force: Float[Array, "entity 2"], state: Any) -> Float[Array, "entity 2"]:
+        solid, size, moveable = (np.asarray(x) for x in (self.collide, self.rad, self.moveable))
+        a, b = np.nonzero(np.triu(np.outer(solid, solid), k=1))
+        if a.size == 0:
+            return force
+        apart = state.p_pos[a] - state.p_pos[b]
+        distance = jnp.sqrt(jnp.sum(jnp.square(apart), axis=-1, keepdims=True))
+        depth = jnp.logaddexp(0, -(distance - (size[a] + size[b])[:, None]) / self.contact_margin) * self.contact_margin
+        push = self.contact_force * apart / distance * depth  # on a; b gets the opposite
+        entity = np.arange(solid.size)[:, None]
+        sign = ((entity == a) * 1.0 - (entity == b)) * moveable[:, None]
+        pushes = jnp.where(sign[..., None] != 0, sign[..., None] * push, 0.0)  # [entity, pair, 2]
+        return jnp.sum(pushes, axis=1) + force
 
 
 def _entities(scenario: str, others: int, landmarks: int) -> tuple[Entities, ...]:
