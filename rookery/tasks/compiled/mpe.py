@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -113,12 +113,12 @@ class _Lean:
 
     def _apply_action_force(self: Any, key: Array, force: Array, u: Array, noise: Array, moveable: Array) -> Array:
         if np.asarray(self.u_noise).any():
-            return super()._apply_action_force(key, force, u, noise, moveable)
+            return cast("Any", super())._apply_action_force(key, force, u, noise, moveable)
         return jnp.where(moveable[:, None], u, force)
 
     def _apply_comm_action(self: Any, key: Array, c: Array, noise: Array, silent: Array) -> Array:
         if np.asarray(self.c_noise).any():
-            return super()._apply_comm_action(key, c, noise, silent)
+            return cast("Any", super())._apply_comm_action(key, c, noise, silent)
         return jnp.where(np.asarray(silent, bool)[:, None], 0.0, c)
 
     def _apply_environment_force(self: Any, force: Float[Array, "entity 2"], state: Any) -> Float[Array, "entity 2"]:
