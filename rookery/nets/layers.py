@@ -77,18 +77,19 @@ def weight_gradients(
     """Gradients of weights and bias, from the input and the gradient of the output."""
     x, d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
     ones = jnp.ones((x.shape[0], 1))
-    if jax.default_backend() == "cpu" and x.shape[0] >= _MANY and d.shape[1] > 1:
+    narrow = 1 < d.shape[1] <= _LINE
+    aligned = x.shape[1] % _LINE == 0 and d.shape[1] > 1
+    if jax.default_backend() == "cpu" and x.shape[0] >= _MANY and (narrow or aligned):
         # One product for both gradients: a column of ones in the input has the bias's.
         with_ones = jnp.concatenate([x, ones], axis=1)
-        if d.shape[1] <= _LINE:
+        if narrow:
             # Few columns first; the slice keeps XLA from turning the product around.
             both = d.T @ with_ones
             return both[:, :-1].T, both[:, -1]
-        if x.shape[1] % _LINE == 0:
-            # The product reads columns of the input. Where rows are whole cache lines, a column lies in few sets of the
-            # cache and does not fit; with one column more it does.
-            both = with_ones.T @ d
-            return both[:-1], both[-1]
+        # The product reads columns of the input. Where rows are whole cache lines, a column lies in few sets of the
+        # cache and does not fit; with one column more it does.
+        both = with_ones.T @ d
+        return both[:-1], both[-1]
     # Sums as products: XLA's reductions on CPUs compute their operands again.
     return (d.T @ x).T, ones[:, 0] @ d
 
