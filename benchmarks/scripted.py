@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,9 +20,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 import rookery
-from rookery.core.types import Task
+from rookery.core.types import Step
+from rookery.tasks.measure import episodes_of
 
-Player = Callable[[Any], Int[Array, "agent"]]
+Script = Callable[[Any], Int[Array, "agent"]]
+"""From the positions and velocities of a world to the actions of all agents."""
 
 _AHEAD = 0.35
 """Seconds to look ahead, so that braking begins in time."""
@@ -58,23 +61,7 @@ def _listener(world: Any, goal: Array) -> Int[Array, "agent"]:
     return jnp.stack([jnp.int32(0), towards(goal, world.p_pos[1], world.p_vel[1])])
 
 
-def returns(task: Task[Any], player: Player, episodes: int) -> Float[Array, "episode"]:
-    """Of whole episodes, mean over agents."""
-
-    def episode(key: Array) -> Array:
-        begin, *keys = jax.random.split(key, task.spec.limit + 1)
-        state, _ = task.reset(begin)
-
-        def one(state: Any, key: Array) -> tuple[Any, Array]:
-            state, step = task.step(state, player(state.env), key)
-            return state, jnp.mean(step.reward)
-
-        return jnp.sum(jax.lax.scan(one, state, jnp.stack(keys))[1])
-
-    return jax.jit(jax.vmap(episode))(jax.random.split(jax.random.PRNGKey(0), episodes))
-
-
-PLAYERS: dict[str, tuple[str, Player]] = {
+PLAYERS: dict[str, tuple[str, Script]] = {
     "each to a landmark": ("mpe/simple_spread", spread),
     "to the middle": ("mpe/simple_speaker_listener", untold),
     "to the right landmark": ("mpe/simple_speaker_listener", told),
@@ -86,8 +73,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=2000)
     episodes = parser.parse_args().episodes
-    for name, (task, player) in PLAYERS.items():
-        found = returns(rookery.config("ippo", task).task, player, episodes)
+    for name, (task, script) in PLAYERS.items():
+
+        def player(state: Any, _: Step, __: Array, script: Script = script) -> Array:
+            return script(state.env)
+
+        play = jax.jit(partial(episodes_of, player, rookery.config("ippo", task).task, episodes))
+        found = jnp.mean(play(jax.random.PRNGKey(0))["returns"], axis=1)
         print(f"{task}, {name}: {found.mean():.2f} ({found.std() / episodes**0.5:.2f})")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,8 +34,11 @@ def random_action(spec: ActionSpec, legal: Array, key: Array) -> Action:
     return jnp.stack(branches, axis=-1).astype(jnp.int32)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def random_episodes(task: Task[Any], episodes: int, key: Array) -> dict[str, Array]:
+Player = Callable[[Any, Step, Array], Action]
+"""From the state of one environment, what was seen of it, and a key, to the actions of all agents."""
+
+
+def episodes_of(player: Player, task: Task[Any], episodes: int, key: Array) -> dict[str, Array]:
     """One episode in each of `episodes` environments: `returns` [episode, agent], `success` and `length` [episode]."""
     reset_key, key = jax.random.split(key)
     state, step = jax.vmap(task.reset)(jax.random.split(reset_key, episodes))
@@ -46,8 +50,7 @@ def random_episodes(task: Task[Any], episodes: int, key: Array) -> dict[str, Arr
     def advance(carry: tuple[Any, Step, Array, Array, Array]) -> tuple[Any, Step, Array, Array, Array]:
         state, step, returns, length, key = carry
         act_key, step_key, key = jax.random.split(key, 3)
-        act = jax.vmap(partial(random_action, task.spec.action))
-        action = act(step.legal, jax.random.split(act_key, episodes))
+        action = jax.vmap(player)(state, step, jax.random.split(act_key, episodes))
         after = jax.vmap(task.step)(state, action, jax.random.split(step_key, episodes))
         # Episodes that are over wait, unchanged, for the longest one.
         new_state, new_step = where_env(step.last, (state, step), after)
@@ -57,6 +60,16 @@ def random_episodes(task: Task[Any], episodes: int, key: Array) -> dict[str, Arr
     start = (state, step, returns, jnp.zeros(episodes, jnp.int32), key)
     _, step, returns, length, _ = jax.lax.while_loop(going, advance, start)
     return {"returns": returns, "success": step.success, "length": length}
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def random_episodes(task: Task[Any], episodes: int, key: Array) -> dict[str, Array]:
+    """Episodes of uniformly random legal actions."""
+
+    def player(_: Any, step: Step, key: Array) -> Action:
+        return random_action(task.spec.action, step.legal, key)
+
+    return episodes_of(player, task, episodes, key)
 
 
 def random_score(task: Task[Any], episodes: int, key: Array) -> tuple[float, float, float]:
