@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -24,7 +25,7 @@ from rookery.training.config import RunConfig
 from rookery.training.loop import Program
 
 T = TypeVar("T")
-_NOTES = "_notes"  # attribute of a twin: (paths read so far, the twin's own path)
+_NOTES = "_notes"  # attribute of a twin: (what was read so far, the twin's own path)
 _TRIALS = 8  # settings that are tried in search of the switch that would bring a value to life
 
 
@@ -39,23 +40,27 @@ def unread(config: RunConfig) -> list[str]:
     """Paths that are swept, or differ from the preset's and the task's own values, but are read by nothing."""
     chosen = _chosen(config)
     # A plain preset on a plain task need not wait for a trace.
-    read = reads(_unswept(config)) if chosen else frozenset()
+    read = reads(_unswept(config), chosen) if chosen else frozenset()
     return [path for path in chosen if path not in read]
 
 
-def reads(config: RunConfig) -> frozenset[str]:
-    """Dotted paths of the algorithm's and the task's entries that collecting, learning or evaluation reads."""
-    return _reads(config.algo, config.task)
+def reads(config: RunConfig, wanted: Iterable[str] = ()) -> frozenset[str]:
+    """Dotted paths of the algorithm's and the task's entries that collecting, learning or evaluation reads.
+
+    With `wanted`, those that were read until the last of them was: most are read long before a trace is done.
+    """
+    return _reads(config.algo, config.task, frozenset(wanted))
 
 
 @functools.cache
-def _reads(algo: Any, task: Any) -> frozenset[str]:
-    found: set[str] = set()
-    program = Program(RunConfig("", "", _twin(algo, found, "algo"), _twin(task, found, "task")))
-    state = jax.eval_shape(program.init)
-    jax.eval_shape(partial(program.chunk, iterations=program.iterations_per_chunk()), state)
-    jax.eval_shape(program.evaluate, state)
-    return frozenset(found)
+def _reads(algo: Any, task: Any, wanted: frozenset[str]) -> frozenset[str]:
+    notes = _Notes(wanted)
+    with suppress(_Enough):
+        program = Program(RunConfig("", "", _twin(algo, notes, "algo"), _twin(task, notes, "task")))
+        state = jax.eval_shape(program.init)
+        jax.eval_shape(partial(program.chunk, iterations=program.iterations_per_chunk()), state)
+        jax.eval_shape(program.evaluate, state)
+    return frozenset(notes.read)
 
 
 def _chosen(config: RunConfig) -> list[str]:
@@ -79,14 +84,34 @@ def _unswept(config: RunConfig) -> RunConfig:
 # --- twins
 
 
-def _twin(config: T, found: set[str], path: str) -> T:
-    """A config that behaves as the given one, and adds to `found` the path of every entry it is asked for."""
+class _Enough(BaseException):
+    """All that was wanted has been read. No `Exception`: nothing on its way should take it for an error."""
+
+
+class _Notes:
+    """What twins were asked for."""
+
+    def __init__(self, wanted: frozenset[str] = frozenset()) -> None:
+        self.read: set[str] = set()
+        self._missing = set(wanted)
+
+    def add(self, path: str) -> None:
+        """Raises `_Enough` at the last of what is wanted."""
+        self.read.add(path)
+        if path in self._missing:
+            self._missing.remove(path)
+            if not self._missing:
+                raise _Enough
+
+
+def _twin(config: T, notes: _Notes, path: str) -> T:
+    """A config that behaves as the given one, and notes the path of every entry it is asked for."""
     twin = object.__new__(_twin_class(type(config)))
     for field in dataclasses.fields(typing.cast(Any, config)):
         value, below = getattr(config, field.name), f"{path}.{field.name}"
         is_config = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        object.__setattr__(twin, field.name, _twin(value, found, below) if is_config else value)
-    object.__setattr__(twin, _NOTES, (found, path))
+        object.__setattr__(twin, field.name, _twin(value, notes, below) if is_config else value)
+    object.__setattr__(twin, _NOTES, (notes, path))
     return twin
 
 
@@ -97,8 +122,8 @@ def _twin_class(cls: type[Any]) -> type[Any]:
     def note_and_get(self: Any, name: str) -> Any:
         if name in names:
             # A copy by `dataclasses.replace` has no notes, but making it read every entry.
-            found, path = vars(self).get(_NOTES, (set(), ""))
-            found.add(f"{path}.{name}")
+            notes, path = vars(self).get(_NOTES, (_Notes(), ""))
+            notes.add(f"{path}.{name}")
         return object.__getattribute__(self, name)
 
     # By identity: whatever is kept by config (a built environment) must be made anew from the twin.
@@ -123,7 +148,7 @@ def _switch(config: RunConfig, path: str) -> tuple[str, Any, Any] | None:
         try:
             changed = configs.set_path(config, name, other)
             changed.algo.check(changed.task.spec)
-            if path in reads(changed):
+            if path in reads(changed, [path]):
                 return name, configs.get_path(config, name), other
         except Exception:  # of any kind: a combination that cannot be built is no advice
             continue

@@ -183,14 +183,8 @@ def test_first_use_inside_a_trace_leaves_no_tracer() -> None:
     assert done.stdout == "(2,)\n", "jaxmarl's greetings must not reach the user"
 
 
-def test_import_is_cheap() -> None:
-    code = (
-        "import time, sys, jax, equinox, rookery.core.types\n"
-        "t = time.process_time()\n"
-        "import rookery.tasks\n"
-        "assert time.process_time() - t < 1.5, time.process_time() - t\n"
-        "assert 'jaxmarl' not in sys.modules\n"
-    )
+def test_importing_the_tasks_imports_no_environment() -> None:
+    code = "import sys, rookery.tasks; assert 'jaxmarl' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -198,13 +192,13 @@ def test_a_task_imports_its_own_environment_only_and_leaves_jaxmarl_whole() -> N
     code = (
         "import sys, rookery.tasks\n"
         "from rookery.core.registry import TASKS\n"
-        "TASKS['smax/3m'].spec\n"
+        "TASKS['smax/3m'].spec, TASKS['mpe/simple_spread'].spec\n"
         "assert 'jaxmarl.environments.smax.smax_env' in sys.modules\n"
-        "assert 'jaxmarl.environments.storm' not in sys.modules\n"
+        "assert not {'jaxmarl.environments.storm', 'matplotlib'} & set(sys.modules)\n"
         "import jaxmarl\n"
         "from jaxmarl.environments.smax import HeuristicEnemySMAX\n"
         "assert type(jaxmarl.make('HeuristicEnemySMAX')) is HeuristicEnemySMAX\n"
-        "assert TASKS['mpe/simple_spread'].spec.n_agents == 3\n"
+        "assert jaxmarl.make('MPE_simple_spread_v3').num_agents == TASKS['mpe/simple_spread'].spec.n_agents == 3\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -107,6 +107,15 @@ def test_a_value_with_an_effect_is_not_refused(run: RunConfig) -> None:
     refuse_unread(run)
 
 
+def test_a_trace_goes_on_only_until_all_that_is_wanted_was_read() -> None:
+    run = small_config("mappo")
+    some = reads(run, ["algo.collect.envs"])
+    more = reads(run, ["algo.collect.envs", "algo.gamma"])
+    assert "algo.collect.envs" in some < more < reads(run)
+    assert "algo.gamma" in more - some
+    assert reads(run, ["algo.gamma", "algo.nothing"]) == reads(run)
+
+
 @dataclass(frozen=True)
 class Spare(Matrix):
     """A game with an entry that it forgot about."""

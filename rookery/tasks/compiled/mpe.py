@@ -84,7 +84,9 @@ class Mpe(JaxmarlTask):
             kwargs["action_type"] = self.action_type.capitalize()
         if self.agents:
             kwargs |= {"num_agents": self.agents, "num_landmarks": self.agents}
-        env = construct("mpe", _CLASSES[self.scenario], _Lean, **kwargs)
+        # Not the package: it imports matplotlib, to draw.
+        module = "simple_facmac" if self.scenario in _FACMAC else self.scenario
+        env = construct(f"mpe.{module}", _CLASSES[self.scenario], _Lean, **kwargs)
         teams = tuple("adversary" if "adversary" in name or name == "eve_0" else "good" for name in env.agents)
         return make_world(
             env,
