@@ -28,7 +28,7 @@ from rookery.core.types import Clock
 from rookery.memory import replay
 from rookery.memory.replay import Replay
 from rookery.nets.agent import Net
-from rookery.training.rollout import collect, open_worlds
+from rookery.training.compiled.rollout import collect, open_worlds
 
 STEPS = 32
 CLOCK = Clock(jnp.int32(3), jnp.uint32(30_000), jnp.float32(100_000))

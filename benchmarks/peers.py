@@ -45,7 +45,7 @@ class Case:
 
 
 SPREAD = "mpe/simple_spread"
-PARTS = 2
+SHARDS = 2
 """Parts of our runs, a core for each: where the work is done, not what work. JaxMARL leaves that to XLA's threads."""
 CASES = {
     "mappo_rnn spread": Case(
@@ -153,18 +153,17 @@ def _run(command: list[str], cache: str, extra: dict[str, str] | None = None) ->
 def measure_ours(case: Case) -> dict[str, Any]:
     """Our side in this process: compile a chunk, then run it again and again, as training does."""
     import rookery
-    from rookery.training.build import build
-    from rookery.training.devices import claim_devices
+    from rookery.training.engine import claim, open_engine
 
-    config = rookery.config(case.preset, case.task, **{"algo.collect.parts": PARTS, **case.ours})
-    claim_devices(config)
+    config = rookery.config(case.preset, case.task, **{"algo.collect.shards": SHARDS, **case.ours})
+    claim(config)
     assert config.task.spec.agents  # imports the environments, as JaxMARL's scripts do before their clock starts
     start = time.perf_counter()
-    run = build(config)
+    engine = open_engine(config)
     at_once = max(1, case.updates // 20)
-    init, step = run.init(), run.chunk(at_once)
-    state = init()
-    step.wait()
+    step = partial(engine.chunk, iterations=at_once)
+    engine.prepare(fresh=True, iterations=at_once)
+    state = engine.init()
     compile_seconds = time.perf_counter() - start
     ready_seconds = time.time() - float(os.environ.get("STARTED", "nan"))
     rows: list[tuple[float, float, int]] = []
@@ -185,17 +184,17 @@ def measure_ours(case: Case) -> dict[str, Any]:
         "compile_seconds": compile_seconds,
         "ready_seconds": ready_seconds,
         "gradient_steps": gradient_steps * (len(rows) - 1) / len(rows),
-        "parameters": _parameters(state) // PARTS,
+        "parameters": _parameters(case, state) // SHARDS,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 
 
-def _parameters(state: Any) -> int:
-    """Trained weights of one member, actor's and critic's (or agent's and mixer's) together, in all its parts."""
+def _parameters(case: Case, state: Any) -> int:
+    """Trained weights of one member, actor's and critic's (or agent's and mixer's) together, in all its shards."""
     import jax
 
     algo = state.members.algo
-    trained = algo.nets if hasattr(algo, "nets") else algo.learner.online
+    trained = algo.learner.online if case.preset.startswith("qmix") else algo.nets
     return sum(x[0].size for x in jax.tree.leaves(trained))
 
 

@@ -1,6 +1,6 @@
-"""How speed and memory grow: with seeds, agents, environments, parts, replayed episodes and the length of a run.
+"""How speed and memory grow: with seeds, agents, environments, shards, replayed episodes and the length of a run.
 
-    python benchmarks/scaling.py [--only seeds agents envs parts replay length] [--out FILE]
+    python benchmarks/scaling.py [--only seeds agents envs shards replay length] [--out FILE]
 
 Every figure comes from a process of its own. Rates are environment steps per second of all members together, learning
 included, after compiling.
@@ -30,22 +30,19 @@ def rate(
     import jax
 
     import rookery
-    from rookery.training.build import build
-    from rookery.training.train import use_compilation_cache
+    from rookery.training.compiled.compiler import use_compilation_cache
+    from rookery.training.engine import open_engine
 
     use_compilation_cache()
     config = rookery.config(preset, task, seeds=seeds, **values)
-    run = build(config)
-    init, step = run.init(), run.chunk(iterations)
-    state = init()
+    engine = open_engine(config)
+    state = engine.init()
     # A store must hold enough to learn from before the clock starts.
-    store = getattr(config.algo, "replay", None)
-    warm = 2 + (-(-max(store.start, store.batch) // (config.algo.collect.envs * iterations)) if store else 0)
-    for _ in range(warm):
-        state, _ = step(state)
+    for _ in range(2 + -(-config.algo.warmup() // iterations)):
+        state, _ = engine.chunk(state, iterations)
     before, start = int(state.members.steps.sum()), time.perf_counter()
     while time.perf_counter() - start < seconds:
-        state, report = step(state)
+        state, report = engine.chunk(state, iterations)
         jax.block_until_ready(report)
     steps = int(state.members.steps.sum()) - before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -57,10 +54,10 @@ def episode_bytes(preset: str, task: str) -> dict[str, Any]:
     import jax
 
     import rookery
-    from rookery.training.loop import Program
+    from rookery.training.engine import open_engine
 
     config = rookery.config(preset, task)
-    store = jax.eval_shape(Program(config).init).members.algo.store
+    store = config.algo.stores(open_engine(config).shapes.members.algo)
     total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(store))
     capacity = config.algo.replay.capacity
     return {"bytes_per_sequence": total // capacity, "store_mib": round(total / 2**20, 1)}
@@ -123,16 +120,16 @@ def by_envs() -> dict[str, Any]:
     return {f"mappo, {n} environments": answer(apart("rate", **request, **{"algo.collect.envs": n})) for n in counts}
 
 
-def by_parts() -> dict[str, Any]:
-    """One seed on all cores: by XLA's threads, by one thread, and in a part for each core."""
+def by_shards() -> dict[str, Any]:
+    """One seed on all cores: by XLA's threads, by one thread, and in a shard for each core."""
     cores = os.cpu_count() or 1
     cells = [(p, t) for p in ("mappo", "qmix") for t in (SPREAD, "smax/2s3z")]
     cells += [("ippo_jaxmarl", SPREAD), ("mappo_jaxmarl", SPREAD), ("mappo_onpolicy", SPREAD)]
-    ways = {f"{cores} threads": (cores, 1), "1 thread": (1, 1), f"{cores} parts": (cores, cores)}
+    ways = {f"{cores} threads": (cores, 1), "1 thread": (1, 1), f"{cores} shards": (cores, cores)}
     return {
-        f"{p}, {t}, {way}": answer(apart("rate", threads, preset=p, task=t, **{"algo.collect.parts": parts}))
+        f"{p}, {t}, {way}": answer(apart("rate", threads, preset=p, task=t, **{"algo.collect.shards": shards}))
         for p, t in cells
-        for way, (threads, parts) in ways.items()
+        for way, (threads, shards) in ways.items()
     }
 
 
@@ -152,7 +149,7 @@ QUESTIONS = {
     "seeds": by_seeds,
     "agents": by_agents,
     "envs": by_envs,
-    "parts": by_parts,
+    "shards": by_shards,
     "replay": by_replay,
     "length": by_length,
 }

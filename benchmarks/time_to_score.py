@@ -1,7 +1,7 @@
 """Wall-clock from the start of a process until a score is reached: our plain presets, and JaxMARL's MAPPO as it comes.
 
     python benchmarks/time_to_score.py --jaxmarl CHECKOUT --peer-python PYTHON --out FILE [--only TASK ...]
-        [--sides mappo ippo jaxmarl ...] [--seeds 0 1 2] [--limit 900] [--parts 2]
+        [--sides mappo ippo jaxmarl ...] [--seeds 0 1 2] [--limit 900] [--shards 2]
 
 One process at a time. The clock starts when the process does: importing and compiling are part of it (no compilation
 cache is used). Ours is scored by its greedy evaluations, every 2% of the budget, 64 episodes each, whose time counts;
@@ -63,12 +63,12 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", default=["mappo", "ippo", "vdn", "qmix", "jaxmarl"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a process is stopped")
-    parser.add_argument("--parts", type=int, default=2, help="parts of our runs, a core for each")
+    parser.add_argument("--shards", type=int, default=2, help="shards of our runs, a core for each")
     parser.add_argument("--ours", nargs=3, help=argparse.SUPPRESS)  # goal, preset, seed: run in this process
     given = parser.parse_args()
     if given.ours:
         goal, preset, seed = given.ours
-        run_ours(GOALS[goal], preset, int(seed), given.parts)
+        run_ours(GOALS[goal], preset, int(seed), given.shards)
         return
     if not given.out:
         parser.error("--out is needed.")
@@ -89,8 +89,8 @@ def command_of(given: argparse.Namespace, name: str, side: str, seed: int) -> tu
     goal = GOALS[name]
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))} | {"ROOKERY_CACHE": "off"}
     if side != "jaxmarl":
-        parts = ["--parts", str(given.parts)]
-        return [sys.executable, __file__, "--ours", name, side, str(seed), *parts], plain
+        shards = ["--shards", str(given.shards)]
+        return [sys.executable, __file__, "--ours", name, side, str(seed), *shards], plain
     request = {
         "checkout": str(given.jaxmarl.resolve()),
         "script": goal.script,
@@ -142,7 +142,7 @@ def _rows(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def run_ours(goal: Goal, preset: str, seed: int, parts: int) -> None:
+def run_ours(goal: Goal, preset: str, seed: int, shards: int) -> None:
     """Train as `rookery train` does, and print every evaluation."""
     import tempfile
 
@@ -154,7 +154,7 @@ def run_ours(goal: Goal, preset: str, seed: int, parts: int) -> None:
             print(json.dumps({"steps": steps, "score": score}), flush=True)
 
     values = {"evaluation.points": 50, "evaluation.rows": 1, "evaluation.episodes": 64}
-    values["algo.collect.parts"] = parts
+    values["algo.collect.shards"] = shards
     config = rookery.config(preset, goal.task, steps=goal.steps, seeds=[seed], **values)
     with tempfile.TemporaryDirectory() as folder:
         rookery.train(config, out=folder, progress=Print())

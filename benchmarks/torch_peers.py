@@ -97,17 +97,17 @@ def main() -> None:
 
 
 def compare(case: Case, checkout: Path, python: Path, rounds: int) -> dict[str, Any]:
-    """Both sides in turn; ours with one part and with a part for each of two cores."""
-    found: dict[str, list[int]] = {"theirs": [], "one part": [], "two parts": []}
+    """Both sides in turn; ours with one shard and with a shard for each of two cores."""
+    found: dict[str, list[int]] = {"theirs": [], "one shard": [], "two shards": []}
     for _ in range(rounds):
         theirs = of_torch(case, checkout, python)
         found["theirs"].append(round(case.steps * theirs["updates_per_second"]))
-        for parts, name in ((1, "one part"), (2, "two parts")):
-            request = {"iterations": 40, **case.ours, "algo.collect.parts": parts}
+        for shards, name in ((1, "one shard"), (2, "two shards")):
+            request = {"iterations": 40, **case.ours, "algo.collect.shards": shards}
             rate = answer(apart("rate", preset=case.preset, seconds=SECONDS, **request))
             found[name].append(rate["steps_per_second"])
     best = {name: max(rates) for name, rates in found.items()}
-    ratios = {f"{name}, ratio": round(best[name] / best["theirs"], 1) for name in ("one part", "two parts")}
+    ratios = {f"{name}, ratio": round(best[name] / best["theirs"], 1) for name in ("one shard", "two shards")}
     return {**ratios, "steps/s of each round": found}
 
 

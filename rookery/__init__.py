@@ -7,13 +7,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rookery.app.options import config as config
     from rookery.training.config import RunConfig as RunConfig
-    from rookery.training.train import Run as Run
+    from rookery.training.run import Run as Run
+    from rookery.training.run import load as load
     from rookery.training.train import resume as resume
     from rookery.training.train import train as train
 
 _LAZY = {
     "RunConfig": "rookery.training.config",
-    "Run": "rookery.training.train",
+    "Run": "rookery.training.run",
+    "load": "rookery.training.run",
     "train": "rookery.training.train",
     "resume": "rookery.training.train",
     "config": "rookery.app.options",

@@ -21,8 +21,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
 from rookery.core.registry import PRESETS, TASKS
+from rookery.training.compiled.program import Program
 from rookery.training.config import RunConfig
-from rookery.training.loop import Program
 
 RECORD = Path(__file__).parent / "contracts" / "costs.json"
 COMMAND = ".venv/bin/python tests/costs.py"

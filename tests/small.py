@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -11,15 +10,14 @@ import numpy as np
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
-from rookery.algorithms.ppo import PPO
-from rookery.algorithms.q import Q, Target
+from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS, TASKS
-from rookery.core.types import Collect
 from rookery.tasks.compiled.maze import Maze
 from rookery.tasks.compiled.mpe import Mpe
-from rookery.training.build import ONCE
+from rookery.training.compiled.compiler import ONCE
+from rookery.training.compiled.program import Program
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
-from rookery.training.loop import Program, RunState
+from rookery.training.state import RunState
 
 # These programs run a few times: compiling them fast matters, running them fast does not.
 hasty_jit = partial(jax.jit, compiler_options=ONCE)
@@ -29,29 +27,6 @@ SMALL_TASKS: dict[str, Any] = {
     "maze/static": Maze(height=3, width=3, obstacles=1, limit=3),
     "mpe/simple_spread": Mpe(agents=2, limit=3),
 }
-
-
-def shrink(algo: Any) -> Any:
-    """The same algorithm with little of everything."""
-    if isinstance(algo, Q):
-        return replace(
-            algo,
-            net=replace(algo.net, width=8),
-            mixer=replace(algo.mixer, embed=4, hyper=4) if algo.mixer.kind == "qmix" else algo.mixer,
-            collect=replace(algo.collect, envs=2, length=min(algo.collect.length, 8)),
-            replay=replace(algo.replay, capacity=8, batch=4, start=4, steps_per_sequence=1.0),
-            target=Target(every=3, tau=algo.target.tau),
-        )
-    assert isinstance(algo, PPO)
-    return replace(
-        algo,
-        actor=replace(algo.actor, width=8),
-        critic=replace(algo.critic, width=8),
-        collect=Collect(envs=4, length=8),
-        chunk=4 if algo.chunk else 0,
-        epochs=min(algo.epochs, 2),
-        minibatches=min(algo.minibatches, 2),
-    )
 
 
 def smallest(preset: str) -> str:
@@ -73,7 +48,7 @@ def small_config(
     evaluation = kwargs.pop("evaluation", Evaluation(points=1, rows=1, episodes=4, final=4))
     checkpoints = kwargs.pop("checkpoints", Checkpoints())
     steps = kwargs.pop("steps", 64)
-    algo = kwargs.pop("algo", None) or shrink(PRESETS[preset])
+    algo = kwargs.pop("algo", None) or PRESETS[preset].small()
     assert not kwargs
     return RunConfig(preset, task, algo, SMALL_TASKS[task], steps, seeds, sweep, evaluation, checkpoints)
 

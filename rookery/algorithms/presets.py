@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rookery.algorithms.ppo import PPO, Value
-from rookery.algorithms.q import Q, Replay, Target
+from rookery.algorithms.ppo import PPO
+from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
 from rookery.mechanisms.credit import Credit
+from rookery.mechanisms.critic import Value
 from rookery.mechanisms.share import Share
+from rookery.memory.replay import Replay
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
+from rookery.nets.target import Target
 
 # -- the Q family ---------------------------------------------------------------------------------------------------
 # Feed-forward agents and 32 environments of 32 transitions: a GRU costs three times as much per gradient step and the

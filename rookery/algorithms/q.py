@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rookery.algorithms.inputs import own_view, view_size
-from rookery.core import parts
+from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
@@ -20,6 +19,7 @@ from rookery.core.types import (
     Action,
     Clock,
     Collect,
+    Extra,
     Mean,
     Metrics,
     Packed,
@@ -36,20 +36,12 @@ from rookery.memory import replay
 from rookery.memory.replay import Draw, Replay
 from rookery.memory.sequences import Memory, Sequence, by_env, by_partner, example, previous_actions, time_major
 from rookery.nets.agent import Net, Params
+from rookery.nets.inputs import own_view, view_size
 from rookery.nets.mixers import Mixer, MixerParams
 from rookery.nets.optimiser import Optimiser, Schedule, norm
+from rookery.nets.target import Target
 from rookery.nets.transformer import Heard
 from rookery.ops import explore, returns, td
-
-
-@dataclass(frozen=True)
-class Target:
-    """The slow copy of the weights that targets are computed from."""
-
-    every: int = 200
-    """Gradient steps between two refreshes."""
-    tau: float = 1.0
-    """Share of the way to the online weights that a refresh goes; 1 copies them."""
 
 
 class Weights(eqx.Module):
@@ -66,13 +58,13 @@ class Learner(eqx.Module):
     """With credit the agents' and the mixer's, else one for all weights."""
     updates: Int[Array, ""]
     priorities: Float[Array, "capacity"] | None
-    """Of the stored sequences; None where all are alike."""
+    """Of the stored sequences; None under uniform replay."""
     recent: Recent | None
     """What sharing remembers."""
 
 
 class Found(eqx.Module):
-    """What a loss has to say besides its gradient; None where nobody asks."""
+    """Auxiliary loss outputs; None if unused."""
 
     sizes: Float[Array, "batch"] | None
     """Mean |TD error| of each sequence."""
@@ -129,19 +121,34 @@ class Q:
         self.net.check()
         self.credit.check(self.mixer.kind)
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
-        alike = self.net.weights == "shared" and not self.agent_id
-        self.share.check(spec, individual=individual, alike=alike, tokens=self.net.kind == "transformer")
-        if self.collect.parts > 1 and (self.credit.kind != "none" or self.share.select != "none"):
+        same = self.net.weights == "shared" and not self.agent_id
+        self.share.check(spec, individual=individual, same=same, tokens=self.net.kind == "transformer")
+        if self.collect.shards > 1 and (self.credit.kind != "none" or self.share.select != "none"):
             raise ConfigError(
-                "algo.credit and algo.share choose among all transitions of a batch, which several parts do not see; "
-                "use --algo.collect.parts 1."
+                "algo.credit and algo.share choose among all transitions of a batch, which several shards do not see; "
+                "use --algo.collect.shards 1."
             )
 
-    def part(self) -> Q:
-        """What one of `collect.parts` parts computes."""
-        return replace(self, collect=self.collect.part(), replay=self.replay.part(self.collect))
+    def shard(self) -> Q:
+        """The algorithm of one of `collect.shards` shards."""
+        return replace(self, collect=self.collect.shard(), replay=self.replay.shard(self.collect))
 
-    def segment(self, spec: Spec) -> int:
+    def warmup(self) -> int:
+        """Iterations until the store is full."""
+        return self.replay.capacity // self.collect.envs
+
+    def small(self) -> Q:
+        """The same algorithm with little of everything."""
+        return replace(
+            self,
+            net=self.net.small(),
+            mixer=self.mixer.small(),
+            collect=replace(self.collect, envs=2, length=min(self.collect.length, 8)),
+            replay=replace(self.replay, capacity=8, batch=4, start=4, steps_per_sequence=1.0),
+            target=replace(self.target, every=3),
+        )
+
+    def carry_interval(self, spec: Spec) -> int:
         """One carry per sequence."""
         return 0
 
@@ -174,10 +181,18 @@ class Q:
         """The agents' network."""
         return state.learner.online.agent
 
+    def snapshot(self, state: QState) -> Params:
+        """The agents' network."""
+        return self.policy(state)
+
+    def stores(self, state: QState) -> Sequence:
+        """The replay store."""
+        return state.store
+
     # -- acting -------------------------------------------------------------------------------------------------
     def act(
         self, spec: Spec, policy: Params, carry: Memory, step: Step, clock: Clock, key: Array, *, greedy: bool
-    ) -> tuple[Memory, Action, tuple[()]]:
+    ) -> tuple[Memory, Action, Extra]:
         """Epsilon-greedy (or greedy) actions."""
         rows = jax.tree.map(lambda x: x[None], step)
         previous = jnp.where(step.first[:, None], -1, carry.action)
@@ -187,7 +202,7 @@ class Q:
         else:
             epsilon = self.epsilon.at(clock.steps, clock.budget)
             action = explore.epsilon_greedy(key, q[0], step.legal, epsilon)
-        return Memory(hidden, action), action, ()
+        return Memory(hidden, action), action, {}
 
     def _values(
         self, spec: Spec, params: Params, hidden: Array, step: Step, previous: Int[Array, "time b agent"]
@@ -238,11 +253,10 @@ class Q:
         def loss(online: Weights) -> tuple[Mean, tuple[Found, Metrics]]:
             return self._loss(spec, online, now, batch, draw, clock, key)
 
-        grads, (found, metrics) = parts.mean_gradient(loss, now.online)
+        grads, (found, metrics) = shards.mean_gradient(loss, now.online)
         online, opt = self._move(now, grads, clock)
         updates = now.updates + 1
-        weight = jnp.where(updates % self.target.every == 0, self.target.tau, 0.0)
-        target = jax.tree.map(lambda new, old: weight * new + (1.0 - weight) * old, online, now.target)
+        target = self.target.refresh(now.target, online, updates)
         metrics["grad_norm"] = Mean.of(norm(grads))
         if found.sizes is not None:
             metrics["priority_spread"] = Mean.of(jnp.max(found.sizes) / jnp.maximum(jnp.mean(found.sizes), 1e-9))
@@ -286,18 +300,17 @@ class Q:
         state = global_state(spec, batch.step)
         mix = lambda q_i: self.mixer(online.mixer, q_i, state[:-1])  # noqa: E731
         q_tm1 = mix(q_i if self.credit.kind == "none" else jax.lax.stop_gradient(q_i))
-        goal = jax.lax.stop_gradient(self._targets(batch.step, self.mixer(now.target.mixer, v_i, state[1:])))
+        targets = jax.lax.stop_gradient(self._targets(batch.step, self.mixer(now.target.mixer, v_i, state[1:])))
+        # Dead rows too: with the team's discount their values are bootstrapped from, so they must be trained.
         valid = jnp.broadcast_to(batch.filled[..., None], q_tm1.shape)
-        if self.mixer.kind == "none":
-            valid = valid & batch.step.alive[:-1]
         q_now = jax.lax.stop_gradient(q_tm1)
-        values = {"q_taken": q_now, "q_target": goal, "td_error": jnp.abs(q_now - goal)}
-        metrics = Mean.of_each({"loss": draw.weigh((q_tm1 - goal) ** 2), **values}, valid)
+        values = {"q_taken": q_now, "q_target": targets, "td_error": jnp.abs(q_now - targets)}
+        metrics = Mean.of_each({"loss": draw.weigh((q_tm1 - targets) ** 2), **values}, valid)
         squared = metrics["loss"]
-        found = Found(draw.sizes(q_tm1, goal, valid), None, None)
+        found = Found(draw.sizes(q_tm1, targets, valid), None, None)
         if self.credit.kind == "none" and self.share.select == "none":
             return squared, (found, metrics)
-        mine, squares, about = self.credit.learn(mix, q_i, v_i, q_tm1 - goal, batch, self.gamma, clock, key)
+        mine, squares, about = self.credit.learn(mix, q_i, v_i, q_tm1 - targets, batch, self.gamma, clock, key)
         own = Mean.of(draw.weigh(squares), mine.lived)
         metrics |= {**about, "own_loss": own}
         if now.recent is not None:

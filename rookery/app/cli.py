@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -197,19 +198,23 @@ def train_command(argv: Sequence[str]) -> int:
     """`rookery train`."""
     load_registries()
     given, config = parse_train(argv)
-    check(config)
     if given.dry_run:
         from rookery.training.reads import refuse_unread
 
+        check(config)
         refuse_unread(config)
         print(json.dumps(configs.to_json(config), indent=2))
         return 0
     if given.profile:
-        from rookery.app.profile import lines, profile
-        from rookery.training.train import use_compilation_cache
+        from rookery.app.profile import lines
+        from rookery.training.compiled.compiler import use_compilation_cache
+        from rookery.training.engine import claim, open_engine
 
+        claim(config)
+        check(config)
         use_compilation_cache()
-        print("\n".join(lines(config, profile(config))))
+        with closing(open_engine(config)) as engine:
+            print("\n".join(lines(config, engine.profile())))
         return 0
     from rookery.training.train import train
 
@@ -224,9 +229,9 @@ def _watched(action: Callable[[Progress], Any], quiet: bool, folder: Callable[[]
     progress = progress_for(quiet=quiet)
     try:
         action(progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         progress.close()
-        print(_interrupted(folder()), file=sys.stderr)
+        print(_interrupted(folder(), str(stopped)), file=sys.stderr)
         return 130
     finally:
         progress.close()
@@ -234,10 +239,10 @@ def _watched(action: Callable[[Progress], Any], quiet: bool, folder: Callable[[]
     return 0
 
 
-def _interrupted(path: Path | None) -> str:
+def _interrupted(path: Path | None, kept: str) -> str:
     if path is None:
         return "rookery: interrupted before anything was saved."
-    return f"rookery: interrupted. Continue with: rookery resume {path}"
+    return f"rookery: interrupted; {kept or 'what the last checkpoint has is kept'}. Continue: rookery resume {path}"
 
 
 def _folder_of(config: RunConfig, out: Path) -> Path | None:

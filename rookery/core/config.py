@@ -12,14 +12,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import core_schema
 
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.registry import ALGORITHMS, PRESETS, TASK_FAMILIES
 
 T = TypeVar("T")
 
-# Fields typed Any hold a config whose class is found by its "family" entry, in the table of that field's name.
 FAMILIES: dict[str, dict[str, type[Any]]] = {"algo": ALGORITHMS, "task": TASK_FAMILIES}
+"""Tables of the classes that a field of this name may hold, if it is marked `OfFamily`."""
+
+
+class OfFamily:
+    """Marks a field that holds a config of any family: its class is found by the config's own "family" entry."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return core_schema.any_schema()  # checked against the family's class instead
+
+
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -187,7 +198,12 @@ def _family_fields(cls: Any) -> dict[str, dict[str, type[Any]]]:
     """Fields of `cls` that hold a config of any family, with the table of its families."""
     if not dataclasses.is_dataclass(cls):
         return {}
-    return {name: table for name, table in FAMILIES.items() if _hints(cls).get(name) is Any}
+    return {name: table for name, table in FAMILIES.items() if OfFamily in _marks(cls, name)}
+
+
+def _marks(cls: Any, name: str) -> tuple[Any, ...]:
+    """What the annotation of a field is marked with."""
+    return getattr(typing.get_type_hints(cls, include_extras=True).get(name), "__metadata__", ())
 
 
 def _open_family(data: Any, table: Mapping[str, type[Any]], path: str) -> Any:

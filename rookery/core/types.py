@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from rookery.core.errors import ConfigError
+
 if TYPE_CHECKING:
     Arrays = Any  # a type checker cannot know what a pytree holds
 else:
@@ -19,6 +21,8 @@ else:
     Arrays = PyTree[Array]
 Action = Array  # int32 [..., agent], int32 [..., agent, branch], float32 [..., agent, dim] or bool [..., agent, bit]
 Carry = Arrays
+Extra = dict[str, Array]
+"""What acting hands to learning, by name: log-probabilities, distribution parameters, indices that a memory read."""
 Metrics = dict[str, "Mean"]
 S = TypeVar("S")
 A = TypeVar("A")
@@ -31,10 +35,16 @@ class ActionSpec:
     kind: Literal["discrete", "multi_discrete", "multi_binary", "box"]
     sizes: tuple[int, ...]
     """discrete: (actions,); multi_discrete: one size per branch; multi_binary: (bits,); box: (dimensions,)."""
-    low: float = -1.0
-    """Lower bound of a box."""
-    high: float = 1.0
-    """Upper bound of a box."""
+    low: tuple[tuple[float, ...], ...] = ()
+    """Lower bounds of a box, one row per agent (or one for all), one number per dimension; (): -1 everywhere."""
+    high: tuple[tuple[float, ...], ...] = ()
+    """Upper bounds of a box, laid out as `low`; (): 1 everywhere."""
+
+    @property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper bounds of a box, broadcastable to [..., agent, dimension]; infinite where unbounded."""
+        low, high = self.low or ((-1.0,),), self.high or ((1.0,),)
+        return np.asarray(low, np.float32), np.asarray(high, np.float32)
 
     @property
     def width(self) -> int:
@@ -72,7 +82,7 @@ class Spec:
     """Padded shape of one agent's observation."""
     action: ActionSpec
     limit: int
-    """Transitions after which an episode is cut (a truncation unless the task says otherwise)."""
+    """Transitions after which an episode is truncated; 0: the task has no step limit."""
     state_shape: tuple[int, ...] = ()
     """Shape of `Step.state`. () means the task has no state of its own: the state is all observations, joined."""
     obs_sizes: tuple[int, ...] = ()
@@ -114,7 +124,7 @@ class Step(eqx.Module):
     """
 
     obs: Float[Array, "..."] | UInt[Array, "..."]
-    """[*b, agent, *obs]; a shape with two free parts cannot be checked."""
+    """[*b, agent, *obs]; a shape with two free shards cannot be checked."""
     state: Float[Array, "..."]
     """[*b, *state]; size 0 where `Spec.state_shape` is ()."""
     legal: Bool[Array, "*b agent action"]
@@ -137,8 +147,8 @@ class Rollout(eqx.Module):
 
     step: Step  # [time + 1, env, ...]
     action: Action  # [time, env, agent, ...]
-    extra: Arrays  # [time, env, ...] what act() wants back: log-probs, values
-    carry: Carry  # [segment, env, ...] what act() carried into the first row of each segment
+    extra: Extra  # [time, env, ...] what acting hands to learning
+    carry: Carry  # [interval, env, ...] the carry that act() read at the first row of each carry interval
     filled: Bool[Array, "time env"]
     """Transitions that count: not the one out of a `last` row; with restarts, only the first episode's."""
 
@@ -221,25 +231,42 @@ class Collect:
     envs: int = 16
     """Parallel environments of each seed."""
     length: int = 0
-    """Transitions per environment and iteration, a reset counting as one; 0: one whole episode of the longest kind."""
+    """Transitions per environment and iteration, a reset counting as one; 0: one episode of the longest kind."""
     restart: bool = False
-    """Begin every rollout with a reset and count its first episode only (PyMARL's episodes); otherwise go on."""
-    parts: int = 1
-    """Parts that the environments are divided into, which learn as one; each can have a device (a core, a GPU). An only
-    environment is played by all parts alike."""
+    """Begin every rollout with a reset and use only its first episode (PyMARL's episode collection)."""
+    shards: int = 1
+    """Shards that the environments are divided into. Shards learn together; each can have its own device (a core, a
+    GPU). With one environment, every shard steps an identical replica."""
 
     @property
-    def alike(self) -> bool:
-        """Whether all parts play the same environment, so that what they divide is only what they replay."""
-        return self.envs == 1 < self.parts
+    def replicated(self) -> bool:
+        """Whether every shard steps a replica of the same environment, so that only replayed batches are divided."""
+        return self.envs == 1 < self.shards
 
-    def part(self) -> Collect:
-        """What one part collects."""
-        return replace(self, envs=1 if self.alike else self.envs // self.parts, parts=1)
+    def shard(self) -> Collect:
+        """The share of one shard."""
+        return replace(self, envs=1 if self.replicated else self.envs // self.shards, shards=1)
 
     def transitions(self, spec: Spec) -> int:
         """Transitions per environment and iteration on such a task."""
         return self.length or spec.limit + (not self.restart)
+
+    def check(self, spec: Spec) -> None:
+        """Refuse sizes that do not fit together, or not to such a task."""
+        if self.envs < 1 or self.length < 0:
+            raise ConfigError(
+                f"algo.collect.envs must be at least 1 and algo.collect.length at least 0; got {self.envs} and "
+                f"{self.length}."
+            )
+        if self.transitions(spec) < 1 or not (self.length or spec.limit):
+            raise ConfigError(
+                f"{spec.name} has no step limit, so rollouts of whole episodes are impossible; set "
+                "--algo.collect.length to the transitions of one rollout."
+            )
+        if self.shards < 1 or (self.envs % self.shards and not self.replicated):
+            raise ConfigError(
+                f"algo.collect.shards must be at least 1 and divide algo.collect.envs ({self.envs}); got {self.shards}."
+            )
 
 
 @runtime_checkable
@@ -256,26 +283,50 @@ class Task(Protocol[S]):
 class Algorithm(Protocol[A]):
     """A frozen config whose pure methods move one array-only state. Arrays in `step` lead with an env axis."""
 
-    collect: Collect
+    @property
+    def collect(self) -> Collect: ...
 
     def check(self, spec: Spec) -> None:
         """Raise `ConfigError` if this config cannot train on such a task."""
         ...
 
-    def segment(self, spec: Spec) -> int:
-        """Rows between two carries kept in a rollout; 0 for one carry per rollout."""
+    def init(self, spec: Spec, key: Array) -> A: ...
+
+    def policy(self, state: A) -> Arrays:
+        """The live view of the state that acting reads; it may hold a memory table, so it is never copied."""
         ...
 
-    def init(self, spec: Spec, key: Array) -> A: ...
-    def policy(self, state: A) -> Arrays:
-        """The part of the state that acting needs, and nothing else."""
+    def snapshot(self, state: A) -> Arrays:
+        """The policy that is kept as "best": laid out as `policy`."""
+        ...
+
+    def stores(self, state: A) -> Arrays:
+        """Large arrays that are written in place (replay, memory tables); () if there are none."""
         ...
 
     def carry(self, spec: Spec, envs: int) -> Carry: ...
+
+    def carry_interval(self, spec: Spec) -> int:
+        """Rows between two carries kept in a rollout; 0: one carry per rollout."""
+        ...
+
     def act(
         self, spec: Spec, policy: Arrays, carry: Carry, step: Step, clock: Clock, key: Array, *, greedy: bool
-    ) -> tuple[Carry, Action, Arrays]: ...
+    ) -> tuple[Carry, Action, Extra]: ...
+
     def update(self, spec: Spec, state: A, rollout: Rollout, clock: Clock, key: Array) -> tuple[A, Metrics]: ...
+
+    def shard(self) -> Algorithm[A]:
+        """The algorithm of one of `collect.shards` shards."""
+        ...
+
+    def warmup(self) -> int:
+        """Iterations until every iteration takes its full number of gradient steps."""
+        ...
+
+    def small(self) -> Algorithm[A]:
+        """The same algorithm with little of everything: tests run over it."""
+        ...
 
 
 def global_state(spec: Spec, step: Step) -> Float[Array, "*b state"]:

@@ -88,14 +88,14 @@ class Credit:
             mine = Experience(q, delta, batch.step.reward[1:], discount, lived)
             return jax.lax.stop_gradient(mine), delta**2, {}
         error = self.errors(mix, q, delta)
-        goal, discount = jax.lax.stop_gradient(q - error), gamma * batch.step.discount[1:]
-        mine = jax.lax.stop_gradient(Experience(q, error, goal - discount * v, discount, lived))
+        target, discount = jax.lax.stop_gradient(q - error), gamma * batch.step.discount[1:]
+        mine = jax.lax.stop_gradient(Experience(q, error, target - discount * v, discount, lived))
         chosen, metrics = self.weights(key("credit"), mine.error, lived, clock)
         metrics |= {
             "credit_error": Mean.of(jnp.abs(mine.error), lived),
             "credit_reward": Mean.of(mine.reward, lived),
         }
-        return mine, chosen * (q - goal) ** 2, metrics
+        return mine, chosen * (q - target) ** 2, metrics
 
     def errors(
         self, mix: Callable[[Array], Array], q: Float[Array, "*b agent"], delta: Float[Array, "*b team"]

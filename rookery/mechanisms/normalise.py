@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery.core import parts
+from rookery.core import shards
 from rookery.core.types import Mean
 
 
@@ -23,8 +23,8 @@ def fresh() -> Running:
 
 
 def track(s: Running, x: Array, where: Array, memory: float) -> Running:
-    """Take in the entries of `x` that `where` selects, of all parts of the run; `memory` is the share kept."""
-    first, second = parts.total((Mean.of(x, where), Mean.of(x**2, where)))
+    """Take in the entries of `x` that `where` selects, of all shards of the run; `memory` is the share kept."""
+    first, second = shards.total((Mean.of(x, where), Mean.of(x**2, where)))
     mean, square = first.value, second.value
     new = jnp.where(first.weight > 0, 1.0 - memory, 0.0)
     return Running(

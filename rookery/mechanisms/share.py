@@ -37,7 +37,7 @@ class Borrowed(eqx.Module):
     """Senders' sequences as their receivers read them; the agent axis is the receiver's."""
 
     sequence: Sequence
-    goal: Float[Array, "time column agent"]
+    target: Float[Array, "time column agent"]
     accepted: Bool[Array, "time column agent"]
     before: Float[Array, "time column agent"]
     """Receivers' |TD errors|."""
@@ -82,9 +82,9 @@ class Share:
     """range and role: with nobody in reach, read nobody or the nearest one."""
 
     # -- what it needs ------------------------------------------------------------------------------------------
-    def check(self, spec: Spec, *, individual: bool, alike: bool, tokens: bool) -> None:
-        """Refuse what cannot be shared; `individual`: agents have TD errors of their own, `alike`: the same network,
-        `tokens`: a network that can look at others' tokens."""
+    def check(self, spec: Spec, *, individual: bool, same: bool, tokens: bool) -> None:
+        """Refuse what cannot be shared. `individual`: agents have TD errors of their own; `same`: all agents have one
+        network and no index; `tokens`: the network can attend to others' tokens."""
         if self.select == "none":
             return
         if not individual:
@@ -95,7 +95,7 @@ class Share:
             raise ConfigError(f"algo.share.select '{self.select}' needs at least two agents; {spec.name} has one.")
         if self.form == "embeddings":
             self._check_embeddings(tokens)
-        elif alike:
+        elif same:
             raise ConfigError(
                 "algo.share: with shared weights and no agent id, receivers are their senders. Use --algo.agent-id or "
                 "--algo.net.weights per_agent."
@@ -318,7 +318,7 @@ class Share:
         senders, allowed, metrics = self.reach(key("partners"), spec, recent, batch, offered)
         of_senders = lambda x: columns(x, senders)  # noqa: E731
         open_to = of_senders(offered) & allowed.reshape(*allowed.shape[:1], -1, spec.n_agents)
-        sequence, clues, goal = None, None, own.q - own.error
+        sequence, clues, target = None, None, own.q - own.error
         if self.form == "embeddings":
             kept = jax.random.bernoulli(key("drop"), 1.0 - self.drop, allowed.shape)
             present = open_to.reshape(allowed.shape) & kept
@@ -326,8 +326,8 @@ class Share:
         else:
             sequence = borrow(batch, senders, fresh=fresh)
             q, v = read(sequence)
-            goal = jax.lax.stop_gradient(aim(of_senders(own.reward), of_senders(own.discount), v, sequence.step.last))
-        error = q - goal
+            target = jax.lax.stop_gradient(aim(of_senders(own.reward), of_senders(own.discount), v, sequence.step.last))
+        error = q - target
         before = jax.lax.stop_gradient(jnp.abs(error))
         accepted = open_to & self.accepts(recent, before)
         taken = jnp.sum(accepted, axis=(0, 1)).astype(jnp.float32)
@@ -344,13 +344,13 @@ class Share:
         if recent.judge is not None:
             seen = _mean_obs(batch)
             clues = Clues(of_senders(features), jnp.repeat(seen, senders.shape[1], axis=0), of_senders(seen[None])[0])
-        return error, accepted, recent, Borrowed(sequence, goal, accepted, before, clues), metrics
+        return error, accepted, recent, Borrowed(sequence, target, accepted, before, clues), metrics
 
     def look_back(
         self, recent: Recent, borrowed: Borrowed, q: Float[Array, "time column agent"], progress: Float[Array, ""]
     ) -> tuple[Recent, Metrics]:
         """What a gradient step taught: receivers' |TD errors| on a few borrowed sequences before it, and with `q`."""
-        before, accepted, after = borrowed.before, borrowed.accepted, jnp.abs(q - borrowed.goal)
+        before, accepted, after = borrowed.before, borrowed.accepted, jnp.abs(q - borrowed.target)
         metrics = {"share_error_before": Mean.of(before, accepted), "share_error_after": Mean.of(after, accepted)}
         if recent.judge is None or borrowed.clues is None:
             return recent, metrics
@@ -361,14 +361,14 @@ class Share:
 
 def probe(borrowed: Borrowed) -> Borrowed:
     """A few of the borrowed sequences."""
-    n = -(-borrowed.goal.shape[1] // PROBE)
+    n = -(-borrowed.target.shape[1] // PROBE)
     rows = lambda tree: jax.tree.map(lambda x: x[:, :n], tree)  # noqa: E731
     sequence, clues = borrowed.sequence, borrowed.clues
     step, action, filled = rows((sequence.step, sequence.action, sequence.filled))
     few = Sequence(step, action, filled, jax.tree.map(lambda x: x[:n], sequence.memory))
     if clues is not None:
         clues = Clues(rows(clues.transition), clues.receiver[:n], clues.sender[:n])
-    return Borrowed(few, rows(borrowed.goal), rows(borrowed.accepted), rows(borrowed.before), clues)
+    return Borrowed(few, rows(borrowed.target), rows(borrowed.accepted), rows(borrowed.before), clues)
 
 
 def _positions(spec: Spec, step: Step) -> Float[Array, "time batch agent axis"]:

@@ -22,7 +22,7 @@ class Draw(eqx.Module):
 
     index: Int[Array, "batch"]
     weight: Float[Array, "batch"] | None
-    """Importance weights; None where all items are alike."""
+    """Importance weights; None under uniform replay."""
 
     def weigh(self, x: Float[Array, "time column n"]) -> Float[Array, "time column n"]:
         """Times the importance weights; an item may stand for several columns that follow one another."""
@@ -31,12 +31,12 @@ class Draw(eqx.Module):
         return x * jnp.repeat(self.weight, x.shape[1] // self.weight.shape[0])[:, None]
 
     def sizes(
-        self, q: Float[Array, "time batch n"], goal: Float[Array, "time batch n"], valid: Bool[Array, "time batch n"]
+        self, q: Float[Array, "time batch n"], target: Float[Array, "time batch n"], valid: Bool[Array, "time batch n"]
     ) -> Float[Array, "batch"] | None:
         """Mean |TD error| of each item, where there are priorities to be made of it."""
         if self.weight is None:
             return None
-        return jnp.sum(jnp.abs(q - goal) * valid, axis=(0, 2)) / jnp.maximum(jnp.sum(valid, axis=(0, 2)), 1)
+        return jnp.sum(jnp.abs(q - target) * valid, axis=(0, 2)) / jnp.maximum(jnp.sum(valid, axis=(0, 2)), 1)
 
 
 @dataclass(frozen=True)
@@ -52,27 +52,27 @@ class Replay:
     steps_per_sequence: float = 1.0
     """Gradient steps for every sequence collected (PyMARL: 1; "8 environments, one update" is 0.125)."""
     priority: float = 0.0
-    """Chance of being drawn ~ (mean |TD error| of the sequence) to this power (Schaul et al. 2016); 0: all alike."""
+    """Priority exponent: a sequence is drawn with probability ~ (its mean |TD error|)^this (Schaul et al. 2016); 0:
+    uniform."""
     importance: float = 0.4
-    """Power of the weights that undo what priorities distort; it rises to 1 by the end of the run."""
+    """Exponent of the importance weights that correct for priorities; it rises to 1 by the end of the run."""
 
-    def part(self, collect: Collect) -> Replay:
-        """The store of one part of a run: all together are this one (or each is, where all parts collect alike), and
-        take as many gradient steps."""
-        batch = self.batch // collect.parts
-        if collect.alike:
+    def shard(self, collect: Collect) -> Replay:
+        """The store of one shard: its share of this one, or a replica where all shards step the same environment."""
+        batch = self.batch // collect.shards
+        if collect.replicated:
             return replace(self, batch=batch)
         return replace(
             self,
-            capacity=self.capacity // collect.parts,
+            capacity=self.capacity // collect.shards,
             batch=batch,
-            start=self.start // collect.parts,
-            steps_per_sequence=self.steps_per_sequence * collect.parts,
+            start=self.start // collect.shards,
+            steps_per_sequence=self.steps_per_sequence * collect.shards,
         )
 
     def check(self, collect: Collect) -> None:
         """Refuse sizes that do not fit together, or not to what is collected at a time."""
-        envs, parts = collect.envs, collect.parts
+        envs, shards = collect.envs, collect.shards
         if self.capacity % envs:
             raise ConfigError(
                 f"algo.replay.capacity ({self.capacity}) must be a multiple of algo.collect.envs ({envs})."
@@ -82,11 +82,11 @@ class Replay:
                 f"algo.replay.batch ({self.batch}) and algo.replay.start ({self.start}) must fit into "
                 f"algo.replay.capacity ({self.capacity})."
             )
-        divided = (self.batch,) if collect.alike else (self.batch, self.start)
-        if parts > 1 and (any(size % parts for size in divided) or self.priority):
+        divided = (self.batch,) if collect.replicated else (self.batch, self.start)
+        if shards > 1 and (any(size % shards for size in divided) or self.priority):
             raise ConfigError(
-                f"algo.collect.parts ({parts}) must divide algo.replay.batch ({self.batch}) and algo.replay.start "
-                f"({self.start}), and algo.replay.priority ({self.priority}) must be 0: parts do not see each "
+                f"algo.collect.shards ({shards}) must divide algo.replay.batch ({self.batch}) and algo.replay.start "
+                f"({self.start}), and algo.replay.priority ({self.priority}) must be 0: shards do not see each "
                 "other's sequences."
             )
         per_iteration = self.steps_per_sequence * envs
@@ -102,7 +102,7 @@ class Replay:
             )
 
     def priorities(self) -> Float[Array, "capacity"] | None:
-        """Of an empty store; None where all are alike."""
+        """Of an empty store; None under uniform replay."""
         return jnp.zeros(self.capacity) if self.priority else None
 
     def welcome(

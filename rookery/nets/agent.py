@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -58,6 +58,10 @@ class Net:
     def hidden(self) -> int:
         """Length of one agent's carry."""
         return 0 if self.kind == "mlp" else self.width
+
+    def small(self) -> Net:
+        """The same network, narrow."""
+        return replace(self, width=8)
 
     def check(self) -> None:
         """Refuse sizes that do not fit together."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import equinox as eqx
@@ -37,6 +37,10 @@ class Mixer:
     """Units of qmix's two-layer hypernetworks."""
     gain: float = 1.0
     """Scale of the hypernetworks' initial weights (JaxMARL: 0.001)."""
+
+    def small(self) -> Mixer:
+        """The same mixer, narrow."""
+        return replace(self, embed=4, hyper=4) if self.kind == "qmix" else self
 
     def init(self, key: Array, agents: int, state_size: int) -> MixerParams:
         """Fresh weights; none and vdn have none."""

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from rookery.core import parts
+from rookery.core import shards
+from rookery.core.keys import stream
 from rookery.core.types import Mean
 
 _SHORT = 12
@@ -17,9 +18,9 @@ _SHORT = 12
 
 
 def standardise(x: Array, where: Array) -> Array:
-    """Mean 0 and deviation 1 over the entries that `where` selects, in all parts of the run."""
-    centred = x - parts.mean(Mean.of(x, where))
-    return centred / (jnp.sqrt(parts.mean(Mean.of(centred**2, where))) + 1e-5)
+    """Mean 0 and deviation 1 over the entries that `where` selects, in all shards of the run."""
+    centred = x - shards.mean(Mean.of(x, where))
+    return centred / (jnp.sqrt(shards.mean(Mean.of(centred**2, where))) + 1e-5)
 
 
 def shuffled(key: Array, count: int) -> Int[Array, "count"]:
@@ -30,6 +31,31 @@ def shuffled(key: Array, count: int) -> Int[Array, "count"]:
     # Random bits above, the number below: CPUs sort numbers six times as fast as pairs.
     both = (jax.random.bits(key, (count,)) << width) | np.arange(count, dtype=np.uint32)
     return (jnp.sort(both) & ((1 << width) - 1)).astype(jnp.int32)
+
+
+def epochs(key: Array, epochs: int, minibatches: int, count: int) -> Int[Array, "step item"]:
+    """The items of every gradient step: each epoch is a random order of all of them, cut into minibatches."""
+
+    def one(epoch: Array) -> Array:
+        return shuffled(stream(key, "shuffle", epoch), count)
+
+    order = jax.vmap(one)(np.arange(epochs, dtype=np.int32))
+    return order.reshape(epochs * minibatches, -1)
+
+
+def minibatch_advantages(
+    advantage: Float[Array, "row item agent"],
+    active: Bool[Array, "row item agent"],
+    order: Int[Array, "step part"],
+    *,
+    normalized: bool,
+) -> Float[Array, "step row part agent"]:
+    """The advantages of every gradient step, each normalized over its own minibatch if asked for.
+
+    Computed for all steps at once: shards must meet to normalize advantages, and every meeting costs time.
+    """
+    chosen, mask = (jnp.moveaxis(x[:, order], 1, 0) for x in (advantage, active))
+    return jax.vmap(standardise)(chosen, mask) if normalized else chosen
 
 
 def to_sequences(data: Any, rows: int) -> Any:

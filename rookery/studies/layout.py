@@ -22,8 +22,8 @@ from rookery.studies.plan import Planned, Study, algorithm_label
 from rookery.training.checkpoint import make_folder
 from rookery.training.config import RunConfig
 from rookery.training.folder import read_json, write_json, writing
-from rookery.training.loop import member_infos
 from rookery.training.provenance import usable_cores
+from rookery.training.state import member_infos
 
 LONG = 20_000_000
 """Steps of a group, all members together, from which on measuring is not asked about: they take minutes on the fastest

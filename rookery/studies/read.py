@@ -26,7 +26,7 @@ from rookery.studies.plan import task_label
 from rookery.training import digest
 from rookery.training.config import RunConfig, Sweep
 from rookery.training.folder import RunFolder
-from rookery.training.loop import member_infos
+from rookery.training.state import member_infos
 
 _SHARD = 256  # runs
 _SCHEMAS = {table: {"run": pl.String, **schema} for table, schema in digest.SCHEMAS.items()}
@@ -130,11 +130,12 @@ class _Labels:
         return self._known[key]
 
 
-def _without_classes(config: Mapping[str, Any]) -> RunConfig:
+def _without_classes(config: Mapping[str, Any]) -> Any:
     """A run's config without algorithm and task, whose code may be gone."""
     sweep = tuple(Sweep(entry["path"], tuple(entry["values"])) for entry in config.get("sweep", []))
     seeds = tuple(config["seeds"])
-    return RunConfig(config["preset"], config["task_name"], None, None, config["steps"], seeds, sweep)
+    unknown: Any = None
+    return RunConfig(config["preset"], config["task_name"], unknown, unknown, config["steps"], seeds, sweep)
 
 
 # --- digests

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from rookery.core.registry import TASKS, lookup
@@ -19,7 +20,8 @@ from rookery.core.types import Action, ActionSpec, Step, Task, where_env
 def random_action(spec: ActionSpec, legal: Array, key: Array) -> Action:
     """Uniform over legal actions (or over the box) for each agent; `legal` is [agent, action]."""
     if spec.kind == "box":
-        return jax.random.uniform(key, legal.shape, minval=spec.low, maxval=spec.high)
+        low, high = (np.clip(bound, -10.0, 10.0) for bound in spec.bounds)  # a space may be unbounded
+        return jax.random.uniform(key, legal.shape, minval=low, maxval=high)
     if spec.kind == "multi_binary":
         return jax.random.bernoulli(key, 0.5, legal.shape)
     logits = jnp.where(legal, 0.0, -jnp.inf)

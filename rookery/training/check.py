@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.training.config import RunConfig
@@ -28,20 +26,10 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"steps must be at most {MAX_STEPS:,}, got {config.steps:,}.")
     if not config.seeds or len(set(config.seeds)) < len(config.seeds):
         raise ConfigError(f"seeds must be different from each other, at least one; got {list(config.seeds)}.")
-    _check_parts(config)
+    config.algo.collect.check(config.task.spec)
     config.algo.check(config.task.spec)
     if config.sweep:
         _check_sweep(config)
-
-
-def _check_parts(config: RunConfig) -> None:
-    collect = config.algo.collect
-    if collect.parts < 1 or (collect.envs % collect.parts and not collect.alike):
-        raise ConfigError(
-            f"algo.collect.parts must be at least 1 and divide algo.collect.envs ({collect.envs}); got {collect.parts}."
-        )
-    if collect.parts > 1 and not hasattr(config.algo, "part"):
-        raise ConfigError(f"{type(config.algo).__name__} has no `part`, so it cannot learn in several parts.")
 
 
 def _check_sweep(config: RunConfig) -> None:
@@ -60,14 +48,13 @@ def _trace(config: RunConfig) -> None:
     """A swept entry becomes an array in the program: it must not decide what is computed."""
     import jax
 
-    from rookery.training.loop import Program
+    from rookery.training.engine import trace
 
-    program = Program(config)
     try:
-        jax.eval_shape(partial(program.chunk, iterations=1), jax.eval_shape(program.init))
+        trace(config)
     except jax.errors.ConcretizationTypeError as error:
         paths = " or ".join(sweep.path for sweep in config.sweep)
         raise ConfigError(
-            f"{paths} decides what is compiled here, so its values cannot be swept in one program. "
+            f"{paths} decides what is compiled, so its values cannot be swept in one program. "
             "Train one run for each value."
         ) from error

@@ -62,6 +62,8 @@ class Manifest:
     """Of the state file."""
     leaves: tuple[tuple[str, tuple[int, ...], str], ...]
     """Name, shape and dtype of every array."""
+    layout: dict[str, Any] | None = None
+    """The engine and the devices that the state was computed on; None where they do not matter."""
 
     @property
     def name(self) -> str:
@@ -105,7 +107,16 @@ def nbytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in _named(tree).values())
 
 
-def save(folder: Path, state: Any, *, chunk: int, steps: list[int], score: float, keep: int) -> Path:
+def save(
+    folder: Path,
+    state: Any,
+    *,
+    chunk: int,
+    steps: list[int],
+    score: float,
+    keep: int,
+    layout: dict[str, Any] | None = None,
+) -> Path:
     """Write a checkpoint; once it is durable, remove all but the newest `keep` and the best. Returns its folder."""
     arrays = flatten(state)
     final = folder / f"chunk-{chunk:08d}"
@@ -118,7 +129,7 @@ def save(folder: Path, state: Any, *, chunk: int, steps: list[int], score: float
         side.mkdir()
         size, digest = _write_arrays(side / STATE, arrays)
         leaves = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
-        manifest = Manifest(chunk, tuple(int(n) for n in steps), float(score), size, digest, leaves)
+        manifest = Manifest(chunk, tuple(int(n) for n in steps), float(score), size, digest, leaves, layout)
         write_synced(side / MANIFEST, _render(manifest))
         sync_folder(side)
         side.replace(final)

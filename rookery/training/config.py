@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from rookery.core.config import OfFamily
+from rookery.core.host import HostTask
+from rookery.core.types import Algorithm, Task
+
+AnyTask = Task[Any] | HostTask
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,9 @@ class RunConfig:
     """The preset that `algo` began from."""
     task_name: str
     """The catalog name that `task` began from."""
-    algo: Any
+    algo: Annotated[Algorithm[Any], OfFamily]
     """An algorithm config (one of the classes in ALGORITHMS)."""
-    task: Any
+    task: Annotated[AnyTask, OfFamily]
     """A task config (one of the classes in TASK_FAMILIES)."""
     steps: int = 1_000_000
     """Environment steps (joint transitions) of each seed."""

@@ -21,7 +21,7 @@ from rookery.core.errors import ConfigError
 from rookery.training.config import RunConfig
 from rookery.training.digest import is_metric
 from rookery.training.folder import Kind, RunFolder
-from rookery.training.loop import MemberInfo, member_infos
+from rookery.training.state import MemberInfo, member_infos
 
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 Write = Callable[[Kind, pl.DataFrame], None]

@@ -45,17 +45,16 @@ def collect() -> dict[str, Any]:
         "cores": usable_cores(),
         "memory_bytes": _memory(),
         "platform": jax.default_backend(),
-        "devices": [device.device_kind for device in jax.devices()],
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("JAX_") or k in _ENVIRONMENT},
         "settings": {name: getattr(jax.config, name, None) for name in _SETTINGS},
     }
 
 
-def record(folder: Path) -> None:
-    """Add an entry for this start to `folder`/provenance.json."""
+def record(folder: Path, engine: dict[str, Any]) -> None:
+    """Add an entry for this start to `folder`/provenance.json, with the engine's own facts (devices, workers)."""
     file = folder / "provenance.json"
     with writing(file):
-        write_json(file, [*_entries(file), collect()])
+        write_json(file, [*_entries(file), collect() | engine])
 
 
 def _entries(file: Path) -> list[Any]:

@@ -13,16 +13,13 @@ import itertools
 import typing
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, Literal, TypeVar
-
-import jax
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.core.registry import PRESETS, TASKS
 from rookery.training.config import RunConfig
-from rookery.training.loop import Program
+from rookery.training.engine import trace
 
 T = TypeVar("T")
 _NOTES = "_notes"  # attribute of a twin: (what was read so far, the twin's own path)
@@ -56,10 +53,7 @@ def reads(config: RunConfig, wanted: Iterable[str] = ()) -> frozenset[str]:
 def _reads(algo: Any, task: Any, wanted: frozenset[str]) -> frozenset[str]:
     notes = _Notes(wanted)
     with suppress(_Enough):
-        program = Program(RunConfig("", "", _twin(algo, notes, "algo"), _twin(task, notes, "task")))
-        state = jax.eval_shape(program.init)
-        jax.eval_shape(partial(program.chunk, iterations=program.iterations_per_chunk()), state)
-        jax.eval_shape(program.evaluate, state)
+        trace(RunConfig("", "", _twin(algo, notes, "algo"), _twin(task, notes, "task")))
     return frozenset(notes.read)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 import jax
 import numpy as np
 
-from rookery.training.build import build
+from rookery.training.compiled.compiler import use_compilation_cache
 from rookery.training.config import RunConfig
-from rookery.training.train import use_compilation_cache
+from rookery.training.engine import open_engine
 
 
 def steps_per_second(config: RunConfig, seconds: float) -> float:
@@ -18,17 +19,16 @@ def steps_per_second(config: RunConfig, seconds: float) -> float:
     The program is the run's own, so the run will find it compiled.
     """
     use_compilation_cache()
-    run = build(config)
-    init, chunk = run.init(), run.chunk()
-    # The first chunk is not timed: a replay store may have to fill before the first gradient step.
-    state, report = chunk(init())
-    before, start = _steps(report.steps), time.perf_counter()
-    while True:
-        state, report = chunk(state)
-        taken, passed = _steps(report.steps) - before, time.perf_counter() - start
-        if passed >= seconds:
-            return taken / passed
+    with closing(open_engine(config)) as engine:
+        # The first chunk is not timed: a replay store may have to fill before the first gradient step.
+        state, report = engine.chunk(engine.init())
+        before, start = _steps(report.steps), time.perf_counter()
+        while True:
+            state, report = engine.chunk(state)
+            taken, passed = _steps(report.steps) - before, time.perf_counter() - start
+            if passed >= seconds:
+                return taken / passed
 
 
-def _steps(members: jax.Array) -> int:
+def _steps(members: jax.Array | np.ndarray) -> int:
     return int(np.asarray(members, np.int64).sum())

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import assert_close, differs, hasty_jit, shrink
-
 from rookery.algorithms.inputs import own_view
+from small import assert_close, differs, hasty_jit
+
 from rookery.algorithms.ppo import PPO, Value
 from rookery.algorithms.q import Q
 from rookery.core.types import Clock, Collect, Rollout, Step
@@ -23,7 +23,7 @@ CLOCK = Clock(jnp.int32(0), jnp.uint32(0), jnp.float32(100))
 ENVS, GAMMA = 2, 0.9
 NET = Net("mlp", width=8)
 Q_ALGO = replace(
-    shrink(Q()), net=NET, last_action=False, gamma=GAMMA, collect=Collect(envs=ENVS, length=3), double=False
+    Q().small(), net=NET, last_action=False, gamma=GAMMA, collect=Collect(envs=ENVS, length=3), double=False
 )
 Q_ALGO = replace(Q_ALGO, replay=replace(Q_ALGO.replay, capacity=2, batch=2, start=2))
 PPO_ALGO = PPO(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from small import chunk_of, init_of, shrink, small_config
+from small import chunk_of, init_of, small_config
 
 from rookery.algorithms.ppo import PPO
 from rookery.core.types import Collect
@@ -16,14 +16,14 @@ from rookery.nets.optimiser import Optimiser
 GRU = Net("gru", width=8, layers=1)
 TRANSFORMER = Net("transformer", width=8, layers=1, heads=2)
 # Steps as large as these move the policy far from where it began: a carry or a reset that is not repeated shows.
-BASE = replace(shrink(PPO()), optimiser=Optimiser(lr=3e-2), collect=Collect(envs=4, length=12))
+BASE = replace(PPO().small(), optimiser=Optimiser(lr=3e-2), collect=Collect(envs=4, length=12))
 CASES = {
     "mlp": BASE,
     "gru": replace(BASE, actor=GRU, critic=GRU),
-    "gru-chunk": replace(BASE, actor=GRU, critic=GRU, chunk=6),
-    "gru-chunk-minibatches": replace(BASE, actor=GRU, critic=GRU, chunk=3, minibatches=2),
-    "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, chunk=6),
-    "gru-actor-only-per-agent": replace(BASE, actor=replace(GRU, weights="per_agent"), chunk=6),
+    "gru-chunk": replace(BASE, actor=GRU, critic=GRU, bptt_length=6),
+    "gru-chunk-minibatches": replace(BASE, actor=GRU, critic=GRU, bptt_length=3, minibatches=2),
+    "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, bptt_length=6),
+    "gru-actor-only-per-agent": replace(BASE, actor=replace(GRU, weights="per_agent"), bptt_length=6),
 }
 
 

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rookery.algorithms.inputs import own_view
 from small import assert_same
 
-from rookery.algorithms.inputs import own_view
 from rookery.algorithms.q import Q, Replay, Target
 from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import Clock, Collect, global_state
@@ -28,8 +28,9 @@ from rookery.tasks.catalog import FACTS
 from rookery.tasks.compiled.matrix import CLIMBING
 from rookery.tasks.compiled.maze import Maze
 from rookery.tasks.measure import random_score
+from rookery.training.compiled.program import Program
 from rookery.training.config import Evaluation, RunConfig
-from rookery.training.loop import Program, RunState
+from rookery.training.state import RunState
 
 PAYOFF = np.array(CLIMBING)
 SEEDS = (0, 1, 2, 3, 4)

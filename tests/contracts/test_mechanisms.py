@@ -21,7 +21,7 @@ from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
 from rookery.tasks.compiled.mpe import Mpe
-from rookery.training.rollout import collect, open_worlds
+from rookery.training.compiled.rollout import collect, open_worlds
 
 TASK = Mpe(agents=3, limit=3)
 SPEC = TASK.spec

@@ -24,7 +24,8 @@ from small import (
 from rookery.core.registry import PRESETS
 from rookery.training import checkpoint
 from rookery.training.check import check
-from rookery.training.loop import Program, RunState
+from rookery.training.compiled.program import Program
+from rookery.training.state import RunState
 
 ITERATIONS = 3
 presets = pytest.mark.parametrize("preset", list(PRESETS))

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import pytest
-from small import assert_close, chunk_of, differs, init_of, shrink, small_config
+from small import assert_close, chunk_of, differs, init_of, small_config
 
 from rookery.core.config import with_values
 from rookery.core.errors import ConfigError
@@ -39,7 +39,7 @@ def test_members_of_a_sweep_equal_separate_runs(preset: str) -> None:
 
 def config_of(preset: str, task: Any, **values: Any) -> RunConfig:
     name = task if isinstance(task, str) else task.spec.name
-    algo = with_values(shrink(PRESETS[preset]), values)
+    algo = with_values(PRESETS[preset].small(), values)
     return RunConfig(preset, name, algo, TASKS[task] if isinstance(task, str) else task)
 
 
@@ -52,8 +52,8 @@ def config_of(preset: str, task: Any, **values: Any) -> RunConfig:
         (config_of("mappo", "mpe/simple_tag"), "simple_tag rewards its agents differently.*value.sees both"),
         (config_of("mappo", "matrix/climbing", minibatches=7), "cannot be split into 7 equal minibatches"),
         (
-            config_of("mappo", "matrix/climbing", **{"actor.kind": "gru", "chunk": 3}),
-            r"algo.chunk \(3\) must divide the 8",
+            config_of("mappo", "matrix/climbing", **{"actor.kind": "gru", "bptt_length": 3}),
+            r"algo.bptt_length \(3\) must divide the 8",
         ),
         (config_of("mappo", "matrix/climbing", **{"collect.restart": True}), "restart is for replayed episodes"),
         (config_of("iql", "matrix/climbing", **{"replay.capacity": 9}), "must be a multiple of algo.collect.envs"),

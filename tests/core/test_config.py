@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rookery.core import config as c
 from rookery.core.errors import ConfigError
 from rookery.core.registry import ALGORITHMS, PRESETS, TASK_FAMILIES
+from rookery.core.types import Algorithm, Collect, Task
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 
 
@@ -39,7 +40,7 @@ class Mixer:
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Algorithm[Any]):
     mixer: Mixer = field(default_factory=Mixer)
     optimiser: Optimiser = field(default_factory=Optimiser)
     layers: tuple[int, ...] = (64, 64)
@@ -47,11 +48,13 @@ class Toy:
     double: bool = True
     note: str = ""
     family: Literal["toy"] = "toy"
+    collect: ClassVar[Collect] = Collect()
 
 
 @dataclass(frozen=True)
-class Maze:
+class Maze(Task[Any]):
     size: int = 5
+    spec: ClassVar[Any] = None
     family: str = field(default="toymaze", init=False)
 
 

@@ -12,7 +12,7 @@ from codeblocks import ROOT, Block, blocks, commands
 EXTENDING = ROOT / "docs" / "extending.md"
 PROGRAM = """
 import functools, jax, reinforce, rookery
-from rookery.training.loop import Program
+from rookery.training.compiled.program import Program
 program = Program(rookery.config("reinforce", "matrix/climbing", seeds=2))
 chunk = functools.partial(program.chunk, iterations=1)
 print(jax.jit(chunk).lower(jax.eval_shape(program.init)).as_text())

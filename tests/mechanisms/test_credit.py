@@ -13,7 +13,7 @@ import pytest
 from small import assert_close, hasty_jit
 
 from rookery.algorithms.q import Learner, Q, Weights
-from rookery.core import parts
+from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.types import ActionSpec, Clock, Spec, Step
@@ -190,7 +190,7 @@ def test_all_without_clipping_is_the_mixers_gradient(mixer: str, lam: float) -> 
     now, draw = learner(differ), Draw(jnp.arange(BATCH), None)
 
     def grads(algo: Q) -> Weights:
-        return parts.mean_gradient(lambda w: algo._loss(SPEC, w, now, data, draw, CLOCK, KEYS), now.online)[0]
+        return shards.mean_gradient(lambda w: algo._loss(SPEC, w, now, data, draw, CLOCK, KEYS), now.online)[0]
 
     own, team = grads(differ), grads(through)
     assert_close(jax.tree.map(lambda g: AGENTS * g, own.agent), team.agent, 1e-5)

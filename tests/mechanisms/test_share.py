@@ -374,7 +374,7 @@ def test_the_loss_of_independent_learners_by_hand(lam: float) -> None:
     assert count == 2 * 2 * 9
     assert float(loss.value) == pytest.approx(total / count, rel=1e-4)
     assert float(metrics["share_accepted"].value) == 18 and float(metrics["share_offered"].value) == 18
-    assert found.borrowed is not None and found.borrowed.goal.shape == (5, 1, 2)
+    assert found.borrowed is not None and found.borrowed.target.shape == (5, 1, 2)
 
 
 def test_individual_rewards_reproduce_the_senders_error() -> None:

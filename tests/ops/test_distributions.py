@@ -16,7 +16,7 @@ from rookery.ops import distributions
 DISCRETE = ActionSpec("discrete", (5,))
 MULTI = ActionSpec("multi_discrete", (2, 3))
 BINARY = ActionSpec("multi_binary", (3,))
-BOX = ActionSpec("box", (2,), -1.0, 1.0)
+BOX = ActionSpec("box", (2,))
 STD = jnp.array([-0.5, 0.3, 0.0, 0.0, 0.0])
 DRAWS = 20_000
 

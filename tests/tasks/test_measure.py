@@ -27,7 +27,7 @@ def test_random_actions_of_other_kinds() -> None:
     legal = jnp.array([[True, False, False, True, True]])
     action = random_action(ActionSpec("multi_discrete", (2, 3)), legal, KEY)
     assert action.shape == (1, 2) and action[0, 0] == 0 and action[0, 1] in (1, 2)
-    action = random_action(ActionSpec("box", (5,), 2.0, 3.0), legal, KEY)
+    action = random_action(ActionSpec("box", (5,), ((2.0,) * 5,), ((3.0,) * 5,)), legal, KEY)
     assert action.shape == (1, 5) and np.all((action >= 2) & (action <= 3))
     assert random_action(ActionSpec("multi_binary", (5,)), legal, KEY).dtype == bool
 

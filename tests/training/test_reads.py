@@ -17,8 +17,8 @@ from rookery.core.errors import ConfigError
 from rookery.core.registry import PRESETS, TASKS
 from rookery.tasks.compiled.matrix import Matrix
 from rookery.training.check import check
+from rookery.training.compiled.program import Program
 from rookery.training.config import RunConfig, Sweep
-from rookery.training.loop import Program
 from rookery.training.reads import reads, refuse_unread, unread
 
 

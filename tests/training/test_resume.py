@@ -252,7 +252,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 def like_of(config: RunConfig) -> object:
     import jax
 
-    from rookery.training.loop import Program
+    from rookery.training.compiled.program import Program
 
     return jax.eval_shape(Program(config).init)
 

@@ -11,7 +11,7 @@ import pytest
 from small import SMALL_TASKS, assert_close, hasty_jit
 
 from rookery.core.types import where_env
-from rookery.training.rollout import advance
+from rookery.training.compiled.rollout import advance
 
 ENVS, MEMBERS = 3, 2
 KEY = jax.random.PRNGKey(3)

@@ -55,7 +55,7 @@ def test_what_a_run_leaves(run: Run) -> None:
 @pytest.mark.parametrize("member", [0, 1])
 def test_a_policy_acts_as_it_was_evaluated(run: Run, which: str, member: int) -> None:
     """The maze and the greedy policy are deterministic: every episode must be the evaluated one."""
-    policy, task = run.policy(which, member), run.program.task
+    policy, task = run.policy(which, member), run.config.task
     state, step = task.reset(jax.random.PRNGKey(5))
     total, length = 0.0, 0
     for _ in range(2):  # a second episode, without telling the policy: the step says that it is the first
@@ -78,7 +78,7 @@ def test_the_best_policy_is_the_best_that_was_evaluated(run: Run) -> None:
 
 def test_a_sampled_action_needs_a_key(run: Run) -> None:
     policy = run.policy()
-    _, step = run.program.task.reset(jax.random.PRNGKey(0))
+    _, step = run.config.task.reset(jax.random.PRNGKey(0))
     greedy = {int(policy.act(step)[0]) for _ in range(5)}
     sampled = {int(policy.act(step, jax.random.PRNGKey(i))[0]) for i in range(20)}
     # So early in its schedule the run still explored nearly always.

@@ -229,9 +229,15 @@ def _action_spec(env: Any, ids: Sequence[Hashable], learners: Sequence[int]) -> 
     sizes = tuple(int(s.shape[0]) if box else int(s.n) for s in spaces)
     width = max(sizes[i] for i in learners)
     if box:
-        low, high = (float(np.min(np.asarray(x))) for x in (spaces[0].low, spaces[0].high))
+        low, high = (_bounds([getattr(spaces[i], side) for i in learners], width) for side in ("low", "high"))
         return ActionSpec("box", (width,), low, high), sizes
     return ActionSpec("discrete", (width,)), sizes
+
+
+def _bounds(of_agents: Sequence[Any], width: int) -> tuple[tuple[float, ...], ...]:
+    """One side of the agents' bounds, padded with their own last ones."""
+    rows = [np.broadcast_to(np.asarray(bound, float), np.shape(bound) or (width,)) for bound in of_agents]
+    return tuple(tuple(np.pad(row, (0, width - len(row)), mode="edge").tolist()) for row in rows)
 
 
 def _space(env: Any, agent: Hashable) -> Any:
@@ -271,8 +277,8 @@ def _opponent(world: World, i: int, mask: Array, key: Array) -> Array:
     if world.opponents == "idle":
         return jnp.zeros(world.action_sizes[i]) if box else jnp.argmax(mask)
     if box:
-        low, high = world.spec.action.low, world.spec.action.high
-        return jax.random.uniform(key, (world.action_sizes[i],), minval=low, maxval=high)
+        space = _space(world.env, world.ids[i])
+        return jax.random.uniform(key, (world.action_sizes[i],), minval=space.low, maxval=space.high)
     return jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf))
 
 

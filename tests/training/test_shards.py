@@ -1,4 +1,4 @@
-"""A run in parts learns as one: against the whole, with the parts as a batch axis, and on devices of their own."""
+"""A run in shards learns as one: against the whole, with the shards as a batch axis, and on devices of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from small import assert_close, assert_same, chunk_of, init_of, small_config
 import rookery
 from rookery.algorithms.ppo import PPO
 from rookery.algorithms.q import Q
-from rookery.core import parts
+from rookery.core import shards
 from rookery.core.config import to_json
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
@@ -29,10 +29,10 @@ from rookery.core.types import Clock, Mean
 from rookery.memory.replay import Draw
 from rookery.memory.sequences import by_env, time_major
 from rookery.training.check import check
+from rookery.training.compiled.program import Program
+from rookery.training.compiled.rollout import collect, open_worlds
 from rookery.training.config import Checkpoints, Evaluation, RunConfig
 from rookery.training.folder import RunFolder
-from rookery.training.loop import Program
-from rookery.training.rollout import collect, open_worlds
 from rookery.training.train import Run
 
 CLOCK = Clock(jnp.int32(0), jnp.uint32(40), jnp.float32(64))
@@ -41,7 +41,7 @@ KEY = jax.random.PRNGKey(3)
 
 def in_parts(preset: str, count: int = 2, envs: int = 0, **kwargs: Any) -> RunConfig:
     config = small_config(preset, **kwargs)
-    wanted = replace(config.algo.collect, envs=envs or max(2, config.algo.collect.envs), parts=count)
+    wanted = replace(config.algo.collect, envs=envs or max(2, config.algo.collect.envs), shards=count)
     return replace(config, algo=replace(config.algo, collect=wanted))
 
 
@@ -55,7 +55,7 @@ def test_two_halves_of_a_rollout_teach_what_the_whole_does(preset: str) -> None:
     config = in_parts(preset)
     algo: PPO = replace(config.algo, epochs=2, minibatches=1)
     spec = config.task.spec
-    whole = replace(algo, collect=replace(algo.collect, parts=1))
+    whole = replace(algo, collect=replace(algo.collect, shards=1))
     state = whole.init(spec, KEY)
     worlds = open_worlds(whole, config.task, whole.collect.envs, KEY)
     _, rollout, _ = collect(whole, config.task, whole.policy(state), worlds, CLOCK, KEY)
@@ -63,10 +63,10 @@ def test_two_halves_of_a_rollout_teach_what_the_whole_does(preset: str) -> None:
 
     both = jax.tree.map(lambda x: jnp.stack([x, x]), state)
     both = eqx.tree_at(lambda s: s.critic_carry, both, halves(state.critic_carry, 0))
-    learn = jax.vmap(lambda s, r: algo.part().update(spec, s, r, CLOCK, KEY), axis_name=parts.AXIS)
+    learn = jax.vmap(lambda s, r: algo.shard().update(spec, s, r, CLOCK, KEY), axis_name=shards.AXIS)
     learned, measured = jax.jit(learn)(both, halves(rollout, 1))
-    for part in (0, 1):
-        one = jax.tree.map(lambda x, i=part: x[i], (learned.nets, learned.opt, learned.returns))
+    for shard in (0, 1):
+        one = jax.tree.map(lambda x, i=shard: x[i], (learned.nets, learned.opt, learned.returns))
         assert_close(one, (expected.nets, expected.opt, expected.returns), 2e-5)
     joint = jax.tree.map(lambda x: jnp.sum(x, axis=0), measured)
     np.testing.assert_allclose(joint["value_loss"].value, metrics["value_loss"].value, rtol=1e-4)
@@ -79,7 +79,7 @@ def test_two_halves_of_a_batch_teach_what_the_whole_does(preset: str) -> None:
     spec, envs = config.task.spec, 4
     learner = algo.init(spec, KEY).learner
     worlds = open_worlds(algo, config.task, envs, KEY)
-    eager = replace(algo, collect=replace(algo.collect, envs=envs, parts=1))
+    eager = replace(algo, collect=replace(algo.collect, envs=envs, shards=1))
     _, rollout, _ = collect(eager, config.task, eager.policy(eager.init(spec, KEY)), worlds, CLOCK, KEY)
     batch = time_major(by_env(rollout))
 
@@ -87,10 +87,10 @@ def test_two_halves_of_a_batch_teach_what_the_whole_does(preset: str) -> None:
         return algo._gradient_step(spec, learner, batch, Draw(index, None), CLOCK, lambda name: stream(KEY, name))
 
     expected, metrics = jax.jit(step)(batch, jnp.arange(envs))
-    learn = jax.jit(jax.vmap(step, axis_name=parts.AXIS))
+    learn = jax.jit(jax.vmap(step, axis_name=shards.AXIS))
     learned, measured = learn(halves_of_columns(batch), jnp.arange(envs).reshape(2, -1))
-    for part in (0, 1):
-        assert_close(jax.tree.map(lambda x, i=part: x[i], learned.online), expected.online, 2e-5)
+    for shard in (0, 1):
+        assert_close(jax.tree.map(lambda x, i=shard: x[i], learned.online), expected.online, 2e-5)
     joint = jax.tree.map(lambda x: jnp.sum(x, axis=0), measured["loss"])
     np.testing.assert_allclose(joint.value, metrics["loss"].value, rtol=1e-4)
 
@@ -112,7 +112,7 @@ def test_parts_agree_in_what_they_learn() -> None:
     state, report = chunk_of(config, 2)(state)
     for x in jax.tree.leaves(state.members.algo.nets):
         np.testing.assert_array_equal(x[:, 0], x[:, 1])
-    whole = replace(config, algo=replace(config.algo, collect=replace(config.algo.collect, parts=1)))
+    whole = replace(config, algo=replace(config.algo, collect=replace(config.algo.collect, shards=1)))
     assert int(report.steps[0]) == int(chunk_of(whole, 2)(init_of(whole))[1].steps[0]), "all environments count"
 
 
@@ -130,14 +130,14 @@ def test_an_only_environment_is_played_by_all_parts_alike() -> None:
     for x in jax.tree.leaves((worlds, algo.store, algo.learner)):
         np.testing.assert_array_equal(x[:, 0], x[:, 1])
     assert int(algo.learner.updates[0, 0]) > 0, "it has learned"
-    whole = replace(config, algo=replace(config.algo, collect=replace(config.algo.collect, parts=1)))
+    whole = replace(config, algo=replace(config.algo, collect=replace(config.algo.collect, shards=1)))
     state, expected = chunk_of(whole, 6)(init_of(whole))
     assert int(report.steps[0]) == int(expected.steps[0]), "the environment counts once"
     assert report.means["gradient_steps"].value == expected.means["gradient_steps"].value
-    # Until there are weights that differ, all is as in one part: the same episodes are stored, whole, by each.
+    # Until there are weights that differ, all is as in one shard: the same episodes are stored, whole, by each.
     first = config.algo.replay.start
     for ours, theirs in zip(jax.tree.leaves(algo.store), jax.tree.leaves(state.members.algo.store), strict=True):
-        assert ours.shape[2:] == theirs.shape[1:], "each part has all of it"
+        assert ours.shape[2:] == theirs.shape[1:], "each shard has all of it"
         np.testing.assert_allclose(ours[0, 0, :first], theirs[0, :first], rtol=1e-5, atol=1e-6)
 
 
@@ -149,7 +149,7 @@ def test_evaluation_plays_as_many_episodes_as_asked_for() -> None:
     assert np.isfinite(np.asarray(state.members.best_score)).all()
 
 
-def test_one_part_leaves_no_trace() -> None:
+def test_one_shard_leaves_no_trace() -> None:
     config = small_config("mappo")
     text = str(jax.make_jaxpr(lambda s: Program(config).chunk(s, 1))(init_of(config)))
     assert "psum" not in text and "axis_index" not in text
@@ -162,31 +162,35 @@ def test_parts_find_the_mean_of_all_and_its_gradient() -> None:
     def loss(at: Any, x: Any, where: Any) -> tuple[Mean, Any]:
         return Mean.of((at["w"] * x - 1.0) ** 2, where), jnp.sum(x)
 
-    def part(x: Any, where: Any) -> Any:
-        return *parts.mean_gradient(lambda at: loss(at, x, where), at), parts.mean(Mean.of(x, where)), parts.joined(x)
+    def shard(x: Any, where: Any) -> Any:
+        return (
+            *shards.mean_gradient(lambda at: loss(at, x, where), at),
+            shards.mean(Mean.of(x, where)),
+            shards.joined(x),
+        )
 
-    grads, sums, means, joined = jax.vmap(part, axis_name=parts.AXIS)(x, where)
+    grads, sums, means, joined = jax.vmap(shard, axis_name=shards.AXIS)(x, where)
     expected = jax.grad(lambda at: loss(at, x, where)[0].value)(at)["w"]
     np.testing.assert_allclose(grads["w"], [expected, expected], rtol=1e-6)
     np.testing.assert_array_equal(sums, [3.0, 12.0])
     np.testing.assert_allclose(means, jnp.mean(x, where=where), rtol=1e-6)
     np.testing.assert_array_equal(joined[0], np.arange(6.0))
-    alone, _ = parts.mean_gradient(lambda at: loss(at, x, where), at)
+    alone, _ = shards.mean_gradient(lambda at: loss(at, x, where), at)
     np.testing.assert_allclose(alone["w"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("preset", "values", "told"),
     [
-        ("mappo", {"algo.collect.parts": 3}, "divide algo.collect.envs"),
-        ("mappo", {"algo.collect.parts": 0}, "at least 1"),
-        ("qmix", {"algo.collect.parts": 2, "algo.replay.batch": 33}, "must divide algo.replay.batch"),
-        ("qmix", {"algo.collect.parts": 2, "algo.replay.priority": 0.6}, "priority .* must be 0"),
-        ("differ_qmix", {"algo.collect.parts": 2}, "parts 1"),
-        ("inspire_qmix", {"algo.collect.parts": 2}, "parts 1"),
-        ("qmix_pymarl", {"algo.collect.parts": 2, "algo.replay.batch": 33}, "must divide algo.replay.batch"),
-        ("mappo", {"algo.collect.parts": 2, "algo.collect.envs": 1, "algo.minibatches": 1}, "several environments"),
-        ("mappo_jaxmarl", {"algo.collect.parts": 8}, "change algo.minibatches or algo.collect.parts"),
+        ("mappo", {"algo.collect.shards": 3}, "divide algo.collect.envs"),
+        ("mappo", {"algo.collect.shards": 0}, "at least 1"),
+        ("qmix", {"algo.collect.shards": 2, "algo.replay.batch": 33}, "must divide algo.replay.batch"),
+        ("qmix", {"algo.collect.shards": 2, "algo.replay.priority": 0.6}, "priority .* must be 0"),
+        ("differ_qmix", {"algo.collect.shards": 2}, "shards 1"),
+        ("inspire_qmix", {"algo.collect.shards": 2}, "shards 1"),
+        ("qmix_pymarl", {"algo.collect.shards": 2, "algo.replay.batch": 33}, "must divide algo.replay.batch"),
+        ("mappo", {"algo.collect.shards": 2, "algo.collect.envs": 1, "algo.minibatches": 1}, "several environments"),
+        ("mappo_jaxmarl", {"algo.collect.shards": 8}, "change algo.minibatches or algo.collect.shards"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(preset: str, values: dict[str, Any], told: str) -> None:
@@ -203,7 +207,7 @@ print(len(jax.devices()))
 
 
 def begin(cores: int, config: RunConfig, folder: Path) -> subprocess.Popen[str]:
-    """Train in a process that may use so many cores: its parts are on devices of their own."""
+    """Train in a process that may use so many cores: its shards are on devices of their own."""
     (folder / "config.json").write_text(json.dumps(to_json(config)))
     command = [sys.executable, "-c", TRAIN, str(folder / "config.json"), str(folder / f"out{cores}")]
     env = {**os.environ, "NPROC": str(cores)}
@@ -224,7 +228,7 @@ def folder_of(config: RunConfig, out: Path) -> RunFolder:
 
 @pytest.mark.parametrize(("preset", "envs"), [("mappo", 0), ("qmix", 0), ("qmix_pymarl", 1)])
 def test_parts_on_devices_of_their_own_learn_the_same(tmp_path: Path, preset: str, envs: int) -> None:
-    assert len(jax.devices()) == 1, "in this process parts are a batch axis"
+    assert len(jax.devices()) == 1, "in this process shards are a batch axis"
     config = replace(in_parts(preset, envs=envs, steps=200), checkpoints=Checkpoints(seconds=0.0))
     one, two = (train_apart(cores, config, tmp_path) for cores in (1, 2))
     assert_same(one.policies, two.policies)
@@ -254,4 +258,4 @@ def test_a_killed_run_in_parts_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_no_parts_are_refused_before_devices_are_claimed(tmp_path: Path) -> None:
     _, complaint = begin(1, in_parts("mappo", 0), tmp_path).communicate()
-    assert "ConfigError: algo.collect.parts must be at least 1" in complaint
+    assert "ConfigError: algo.collect.shards must be at least 1" in complaint

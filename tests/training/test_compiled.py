@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import shrink, small_config
+from small import small_config
 
 from rookery.core.registry import PRESETS
-from rookery.training import build
 from rookery.training.checkpoint import nbytes
-from rookery.training.loop import over_members
+from rookery.training.compiled import compiler
+from rookery.training.compiled.engine import CompiledEngine
+from rookery.training.compiled.program import over_members
 
 
 def test_programs_of_a_run_call_no_ynnpack_and_give_what_jax_gives() -> None:
@@ -24,20 +25,20 @@ def test_programs_of_a_run_call_no_ynnpack_and_give_what_jax_gives() -> None:
     def f(x: jax.Array) -> jax.Array:
         return jnp.sum(x @ x.T, axis=-1)
 
-    lowered = build.jit(f).lower(x)
+    lowered = compiler.jit(f).lower(x)
     assert "__ynn_fusion" not in lowered.compile().as_text()
     np.testing.assert_allclose(lowered.compile()(x), jax.jit(f)(x), rtol=1e-4, atol=1e-3)
     assert "__ynn_fusion" in jax.jit(f).lower(x).compile().as_text(), "XLA has left YNNPACK by itself: is FAST needed?"
 
 
 def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "FAST", {"xla_cpu_option_of_another_version": "1", **build.FAST})
-    build._accepted.cache_clear()
+    monkeypatch.setattr(compiler, "FAST", {"xla_cpu_option_of_another_version": "1", **compiler.FAST})
+    compiler._accepted.cache_clear()
     try:
-        assert build._accepted(once=False) == {"xla_cpu_experimental_ynn_fusion_type": ""}
-        assert int(build.jit(lambda x: x + 1)(1)) == 2
+        assert compiler._accepted(once=False) == {"xla_cpu_experimental_ynn_fusion_type": ""}
+        assert int(compiler.jit(lambda x: x + 1)(1)) == 2
     finally:
-        build._accepted.cache_clear()
+        compiler._accepted.cache_clear()
 
 
 def test_the_only_member_is_taken_without_a_batch_axis() -> None:
@@ -54,19 +55,19 @@ def test_the_only_member_is_taken_without_a_batch_axis() -> None:
 @pytest.mark.parametrize(("preset", "task"), [("qmix", "mpe/simple_spread"), ("dqn", "maze/static")])
 def test_a_store_is_never_copied(preset: str, task: str) -> None:
     """It may be as large as memory: neither one iteration nor several nor an evaluation may need a second one."""
-    algo = shrink(PRESETS[preset])
+    algo = PRESETS[preset].small()
     algo = replace(algo, replay=replace(algo.replay, capacity=100_000))
-    run = build.build(small_config(preset, task, algo=algo))
-    store = nbytes(run.shapes.members.algo.store)
-    for executable in (run.chunk(1), run.chunk(2), run.evaluate()):
-        used = executable._compiled.result().memory_analysis()
+    engine = CompiledEngine(small_config(preset, task, algo=algo))
+    store = nbytes(algo.stores(engine.shapes.members.algo))
+    for executable in (engine._chunk(1), engine._chunk(2), engine._evaluate):
+        used = executable.memory_analysis()
         assert store > 5_000_000 and used.temp_size_in_bytes < store / 10
 
 
 def test_what_cannot_be_compiled_says_so_when_it_is_needed() -> None:
     wrong = jax.jit(lambda x: x + 1, compiler_options={"xla_cpu_option_of_another_version": "1"}).lower(1.0)
-    right = build.Executable(build.jit(lambda x: x + 1).lower(1.0))
-    failed = build.Executable(wrong)
+    right = compiler.Executable(compiler.jit(lambda x: x + 1).lower(1.0))
+    failed = compiler.Executable(wrong)
     assert float(right(1.0)) == 2.0
     for use in (failed.wait, lambda: failed(1.0)):
         with pytest.raises(jax.errors.JaxRuntimeError, match="xla_cpu_option_of_another_version"):

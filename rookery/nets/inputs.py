@@ -1,4 +1,4 @@
-"""What a network reads of a step."""
+"""The arrays that networks read of a step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def own_view(
 ) -> Float[Array, "*b agent n"]:
     """Each agent's flat observation [, its last action one-hot (-1: none)] [, its index one-hot]."""
     batch = step.first.shape
-    parts = [step.obs.reshape(*batch, spec.n_agents, -1).astype(jnp.float32)]
+    columns = [step.obs.reshape(*batch, spec.n_agents, -1).astype(jnp.float32)]
     if last_action is not None:
-        parts.append(jax.nn.one_hot(last_action, spec.action.width))
+        columns.append(jax.nn.one_hot(last_action, spec.action.width))
     if agent_id:
-        parts.append(jnp.broadcast_to(jnp.eye(spec.n_agents), (*batch, spec.n_agents, spec.n_agents)))
-    return jnp.concatenate(parts, axis=-1)
+        columns.append(jnp.broadcast_to(jnp.eye(spec.n_agents), (*batch, spec.n_agents, spec.n_agents)))
+    return jnp.concatenate(columns, axis=-1)
 
 
 def view_size(spec: Spec, *, agent_id: bool, last_action: bool = False) -> int:

@@ -25,6 +25,9 @@ from rookery.core.types import (
     where_env,
 )
 
+LONGEST = 27_000
+"""Transitions after which an evaluation cuts an episode of a task without a step limit (Atari's half an hour)."""
+
 
 class Tally(eqx.Module):
     """Score of the episode under way in each environment."""
@@ -52,7 +55,7 @@ def open_worlds(algo: Algorithm[Any], task: Task[Any], envs: int, key: Array) ->
 
 def within_bounds(spec: ActionSpec, action: Action) -> Action:
     """What the environment is given: box actions are clipped, the learner keeps what it drew."""
-    return jnp.clip(action, spec.low, spec.high) if spec.kind == "box" else action
+    return jnp.clip(action, *spec.bounds) if spec.kind == "box" else action
 
 
 def advance(task: Task[Any], env: PyTree[Array], step: Step, action: Action, key: Array) -> tuple[Any, Step]:
@@ -115,7 +118,7 @@ def collect(
     """One rollout with the exploring policy, and the scores of the episodes that ended in it."""
     spec = task.spec
     length = algo.collect.transitions(spec)
-    segment = algo.segment(spec) or length
+    interval = algo.carry_interval(spec) or length
     if algo.collect.restart:
         worlds = open_worlds(algo, task, algo.collect.envs, stream(key, "restart"))
 
@@ -126,12 +129,12 @@ def collect(
         tally = add_up(worlds.tally, step)
         return Worlds(env, step, carry, tally), (here, action, extra, tally)
 
-    def part(worlds: Worlds, times: Array) -> tuple[Worlds, tuple[Carry, Any]]:
+    def stretch(worlds: Worlds, times: Array) -> tuple[Worlds, tuple[Carry, Any]]:
         after, rows = jax.lax.scan(one, worlds, times)
         return after, (worlds.carry, rows)
 
-    times = jnp.arange(length).reshape(-1, segment)
-    worlds, (carries, rows) = jax.lax.scan(part, worlds, times)
+    times = jnp.arange(length).reshape(-1, interval)
+    worlds, (carries, rows) = jax.lax.scan(stretch, worlds, times)
     steps, action, extra, tallies = jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), rows)
     steps = jax.tree.map(lambda rows, end: jnp.concatenate([rows, end[None]]), steps, worlds.step)
     filled = _filled(steps.last, algo.collect.restart)
@@ -151,11 +154,12 @@ def play(
 ) -> dict[str, Array]:
     """Whole greedy episodes side by side: per-episode returns of each agent, length and success."""
     spec: Spec = task.spec
+    limit = spec.limit or LONGEST
     worlds = open_worlds(algo, task, episodes, stream(key, "open"))
 
     def going(now: tuple[Array, Worlds, Array]) -> Array:
         t, _, done = now
-        return ~jnp.all(done) & (t < spec.limit)
+        return ~jnp.all(done) & (t < limit)
 
     def one(now: tuple[Array, Worlds, Array]) -> tuple[Array, Worlds, Array]:
         t, worlds, done = now

@@ -1,0 +1,164 @@
+"""A trained (or partly trained) run: its frames, its policies, its learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+from jaxtyping import Array
+
+from rookery.core.config import from_json, with_values
+from rookery.core.errors import ConfigError, RunError
+from rookery.core.host import empty_rows
+from rookery.core.types import Action, Clock, Spec, Step
+from rookery.training import checkpoint
+from rookery.training.compiled.compiler import jit
+from rookery.training.config import RunConfig
+from rookery.training.engine import Engine, open_engine
+from rookery.training.folder import RunFolder
+from rookery.training.state import Policies, member_infos
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and what it left behind."""
+
+    folder: RunFolder
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The resolved config."""
+        return from_json(RunConfig, self.folder.config())
+
+    @cached_property
+    def engine(self) -> Engine:
+        """An engine to evaluate with."""
+        return open_engine(self.config)
+
+    def metrics(self) -> pl.DataFrame:
+        """Training metrics: one row per chunk and member."""
+        return self.folder.metrics()
+
+    def evaluations(self) -> pl.DataFrame:
+        """Greedy evaluations: one row per episode."""
+        return self.folder.evaluations()
+
+    def final(self) -> pl.DataFrame:
+        """The absolute evaluation: one row per episode, of each member's last and best policy."""
+        return self.folder.final()
+
+    def timing(self) -> pl.DataFrame:
+        """Seconds and steps of each chunk."""
+        return self.folder.timing()
+
+    @cached_property
+    def policies(self) -> Policies:
+        """The last and the best policy of every member."""
+        if self.folder.policies.exists():
+            found = checkpoint.load(self.folder.policies, policy_shapes(self.engine))
+            return _present(found, self.folder)
+        # The shards of an unfinished run are joined by the engine that reads them.
+        return self.engine.policies(_present(checkpoint.load(self.folder.checkpoints, self.engine.shapes), self.folder))
+
+    def policy(self, which: str = "best", member: int = 0) -> Policy:
+        """One member's policy, to act with."""
+        if which not in ("best", "last"):
+            raise ConfigError(f"a run has a 'best' and a 'last' policy, not '{which}'.")
+        infos = member_infos(self.config)
+        if not 0 <= member < len(infos):
+            raise ConfigError(f"member {member} does not exist; the run has members 0 to {len(infos) - 1}.")
+        p = self.policies
+        params, swept = jax.tree.map(lambda x: x[member], (p.best if which == "best" else p.last, p.swept))
+        return Policy(self.config, params, swept, Clock(p.iteration, p.steps[member], p.budget))
+
+
+def load(path: Path | str) -> Run:
+    """The run in a folder."""
+    folder = RunFolder(Path(path))
+    folder.config()  # raises if there is none
+    return Run(folder)
+
+
+def policy_shapes(engine: Engine) -> Policies:
+    """The shapes of a run's policies."""
+    return jax.eval_shape(engine.policies, engine.shapes)
+
+
+def _present(found: checkpoint.Loaded | None, folder: RunFolder) -> Any:
+    if found is None:
+        raise RunError(f"{folder.path} has no checkpoint yet. Continue training: rookery resume {folder.path}")
+    return found.state
+
+
+class Policy:
+    """Acts in one environment, and carries its network's memory from step to step.
+
+    `act` takes a `Step`, or what an environment returns: an array of observations [agent, ...], one agent's observation
+    if there is only one, or a mapping from agent to observation.
+    """
+
+    def __init__(self, config: RunConfig, params: Any, swept: Mapping[str, Array], clock: Clock) -> None:
+        self.spec: Spec = config.task.spec
+        algo = with_values(config.algo, {path.removeprefix("algo."): x for path, x in swept.items()})
+        self._carry, self._opens = algo.carry(self.spec, 1), True
+
+        def act(carry: Any, step: Step, key: Array, greedy: bool) -> tuple[Any, Action]:
+            rows = jax.tree.map(lambda x: x[None], step)
+            carry, action, _ = algo.act(self.spec, params, carry, rows, clock, key, greedy=greedy)
+            return carry, action[0]
+
+        self._act = jit(act, static_argnums=3)
+
+    def reset(self) -> None:
+        """Begin an episode: the next observation is its first. (A `Step` says so itself.)"""
+        self._opens = True
+
+    def act(self, seen: Any, key: Array | None = None, *, legal: Any = None) -> Any:
+        """Actions for what is seen: greedy, or sampled if a key is given. `legal` masks actions [agent, action].
+
+        A `Step` or an array is answered by an array [agent, ...]; a mapping by a mapping; one agent's observation by
+        one action.
+        """
+        step = seen if isinstance(seen, Step) else self._step(seen, legal)
+        used = jax.random.PRNGKey(0) if key is None else key
+        self._carry, action = self._act(self._carry, step, used, key is None)
+        self._opens = False
+        if isinstance(seen, Step):
+            return action
+        actions = np.asarray(action)
+        if isinstance(seen, Mapping):
+            return {agent: actions[self.spec.agents.index(agent)] for agent in seen}
+        return actions[0] if self.spec.n_agents == 1 and np.ndim(seen) <= len(self.spec.obs_shape) else actions
+
+    def _step(self, seen: Any, legal: Any) -> Step:
+        """Observations in numpy as a `Step`, padded as training pads them."""
+        spec, rows = self.spec, empty_rows(self.spec, 1)
+        if isinstance(seen, Mapping):
+            unknown = [agent for agent in seen if agent not in spec.agents]
+            if unknown:
+                raise ConfigError(f"unknown agents {unknown}; the policy was trained for {list(spec.agents)}.")
+            each = [(spec.agents.index(agent), np.asarray(obs)) for agent, obs in seen.items()]
+        else:
+            whole = np.asarray(seen)
+            alone = spec.n_agents == 1 and whole.ndim <= len(spec.obs_shape)
+            each = list(enumerate(whole[None] if alone else whole))
+        for agent, obs in each:
+            if obs.ndim != len(spec.obs_shape) or any(n > m for n, m in zip(obs.shape, spec.obs_shape, strict=True)):
+                raise ConfigError(
+                    f"the observation of {spec.agents[agent]} has shape {obs.shape}; {spec.name} has {spec.obs_shape}."
+                )
+            rows.obs[(0, agent, *(slice(n) for n in obs.shape))] = obs
+            rows.alive[0, agent] = True
+        widths = spec.action_sizes or (spec.action.width,) * spec.n_agents
+        rows.legal[:] = np.arange(spec.action.width) < np.asarray(widths)[:, None]
+        if legal is not None:
+            rows.legal[0] &= np.asarray(legal, bool)
+        rows.first[0] = self._opens
+        return Step(*(jnp.asarray(field[0]) for field in rows))

@@ -1,0 +1,116 @@
+"""What a run is made of while it trains: its state, its policies, what a chunk reports. Every engine uses these."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt
+
+from rookery.core.types import Arrays, Clock, Metrics, Packed, Spec
+from rookery.training.config import RunConfig
+
+Episodes = dict[str, Array]
+"""Finished episodes [member, episode, ...]: `returns` of each agent, `length`, `success`."""
+
+
+class Member(eqx.Module):
+    """Everything of one seed (at one swept value)."""
+
+    key: UInt[Array, "2"]
+    swept: dict[str, Float[Array, ""]]
+    algo: Arrays  # [shard, ...] where there are several
+    worlds: Arrays  # the engine's own, [shard, ...] where there are several
+    steps: UInt[Array, ""]
+    best: Arrays
+    """Snapshot of the policy with the best evaluation so far."""
+    best_score: Float[Array, ""]
+
+
+class RunState(eqx.Module):
+    """The whole run: save it and training continues bit for bit."""
+
+    members: Member  # [member, ...]
+    iteration: Int[Array, ""]
+    budget: Float[Array, ""]
+    """An array, so that runs of different budgets share one compiled program."""
+
+    def clock(self, steps: Array, iteration: Array) -> Clock:
+        """The clock of a member that has taken `steps`, at an iteration of this chunk."""
+        return Clock(iteration, steps, self.budget)
+
+
+class Policies(eqx.Module):
+    """Everything that acting needs of a run."""
+
+    last: Arrays  # [member, ...]
+    best: Arrays  # [member, ...]
+    key: UInt[Array, "member 2"]
+    swept: dict[str, Float[Array, "member"]]
+    steps: UInt[Array, "member"]
+    iteration: Int[Array, ""]
+    budget: Float[Array, ""]
+
+
+class ChunkReport(eqx.Module):
+    """What a chunk tells the host about each member."""
+
+    sums: Packed
+    """Metrics, summed over the chunk."""
+    broken_at: Int[Array | np.ndarray, "*member metric"]
+    """Steps at which each metric first stopped being finite; -1: nowhere."""
+    steps: UInt[Array | np.ndarray, "*member"]
+
+    # On the host: slicing arrays on a device would compile a program and make a transfer for each of them.
+    @property
+    def means(self) -> Metrics:
+        """Means over the chunk, by name."""
+        return Packed(np.asarray(self.sums.values), self.sums.names).metrics()
+
+    @property
+    def broken(self) -> dict[str, np.ndarray]:
+        """`broken_at` by name."""
+        at = np.asarray(self.broken_at)
+        return {name: at[..., i] for i, name in enumerate(self.sums.names)}
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """The seed and the swept values of a member."""
+
+    seed: int
+    values: dict[str, float]
+
+
+def member_infos(config: RunConfig) -> list[MemberInfo]:
+    """Members in order: the product of swept values, times the seeds."""
+    paths = [s.path for s in config.sweep]
+    grid = itertools.product(*(s.values for s in config.sweep))
+    return [MemberInfo(seed, dict(zip(paths, values, strict=True))) for values in grid for seed in config.seeds]
+
+
+def swept_values(config: RunConfig) -> dict[str, Array]:
+    """Each swept entry's values, one per member."""
+    infos = member_infos(config)
+    return {s.path: jnp.asarray([i.values[s.path] for i in infos], jnp.float32) for s in config.sweep}
+
+
+def iterations_per_chunk(config: RunConfig) -> int:
+    """So many that `points` times `rows` chunks spend the budget, if no episode ends early."""
+    spec, collect = config.task.spec, config.algo.collect
+    length = collect.transitions(spec)
+    resets = 0 if collect.restart or not spec.limit else length // (spec.limit + 1)
+    nominal = max(1, collect.envs * (length - resets))
+    chunks = config.evaluation.points * config.evaluation.rows
+    return max(1, math.ceil(config.steps / chunks / nominal))
+
+
+def score(spec: Spec, episodes: Episodes) -> Array:
+    """The task's score of each episode."""
+    if spec.score == "success":
+        return episodes["success"]
+    return jnp.mean(episodes["returns"], axis=-1)
