@@ -2,43 +2,54 @@
 # `make PYTHON=python3.12 ...`.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
+USE := .venv/.installed
+DEV := .venv/.installed-dev
 
 # The same pins for what builds the package: pip before 25.3 reads the first name, later ones the second.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install test lint format quickstart constraints clean
+.PHONY: help install check test lint format quickstart constraints clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
 
-install: $(STAMP)  ## make .venv and install the package with all that development needs
+install: $(DEV)  ## make .venv and install the package with all that development needs
 
-$(STAMP): pyproject.toml constraints.txt
+.venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "rookery needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." \
 	       "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(PYTHON) -m venv .venv
+
+# Only what training and reports need: no test tools, no executors, no logs.
+$(USE): pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
-lint: $(STAMP)  ## style, import layers, types
+$(DEV): pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@ $(USE)
+
+lint: $(DEV)  ## style, import layers, types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports --no-cache > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
 	$(BIN)/basedpyright --level error
 
+check: lint  ## lint and the fast tests
+	$(BIN)/pytest -n 2 -m "not slow"
+
 test: lint  ## lint, then all tests on two processes
 	$(BIN)/pytest -n 2
 
-format: $(STAMP)  ## put the code into the style that `make lint` wants
+format: $(DEV)  ## put the code into the style that `make lint` wants
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-quickstart: $(STAMP)  ## train four algorithms on one task, four seeds each, compare them and write a report
+quickstart: $(USE)  ## train four algorithms on one task, four seeds each, compare them and write a report
 	$(BIN)/rookery study run studies/quickstart.toml --out runs --report
 	@echo "Next: $(BIN)/rookery train mappo --task smax/3m --steps 4e5 --seeds 5, or $(BIN)/rookery tasks"
 
