@@ -11,10 +11,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard, TypeVar
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import core_schema
 
 from rookery.core.errors import ConfigError, suggest
+from rookery.core.ranges import words
 from rookery.core.registry import ALGORITHMS, PRESETS, TASK_FAMILIES
 
 T = TypeVar("T")
@@ -31,6 +33,12 @@ class OfFamily:
         return core_schema.any_schema()  # checked against the family's class instead
 
 
+_OUT_OF_RANGE: dict[str, tuple[Any, str]] = {
+    "greater_than_equal": (Ge, "ge"),
+    "greater_than": (Gt, "gt"),
+    "less_than_equal": (Le, "le"),
+    "less_than": (Lt, "lt"),
+}
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -282,6 +290,9 @@ def _explain(error: dict[str, Any], prefix: str, root: Any) -> str:
     if error["type"] in ("value_error", "assertion_error"):
         return f"{path}: {error['ctx']['error']}"
     given = error["input"]
+    if error["type"] in _OUT_OF_RANGE:
+        mark, entry = _OUT_OF_RANGE[error["type"]]
+        return f"{path} must be {words([mark(error['ctx'][entry])])}, got {_show(given)}."
     choices = typing.get_args(_type_at(root, loc)) if error["type"] == "literal_error" else ()
     close = suggest(given, map(str, choices)) if isinstance(given, str) and choices else ""
     return f"{path}: expected {expected}, got {_show(given)}." + (close if close.startswith(" Did") else "")

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Whole
 
 if TYPE_CHECKING:
     Arrays = Any  # a type checker cannot know what a pytree holds
@@ -228,13 +229,13 @@ class Packed(eqx.Module):
 class Collect:
     """How experience is gathered between two updates."""
 
-    envs: int = 16
+    envs: Count = 16
     """Parallel environments of each seed."""
-    length: int = 0
+    length: Whole = 0
     """Transitions per environment and iteration, a reset counting as one; 0: one episode of the longest kind."""
     restart: bool = False
     """Begin every rollout with a reset and use only its first episode (PyMARL's episode collection)."""
-    shards: int = 1
+    shards: Count = 1
     """Shards that the environments are divided into. Shards learn together; each can have its own device (a core, a
     GPU). With one environment, every shard steps an identical replica."""
 
@@ -253,20 +254,13 @@ class Collect:
 
     def check(self, spec: Spec) -> None:
         """Refuse sizes that do not fit together, or not to such a task."""
-        if self.envs < 1 or self.length < 0:
-            raise ConfigError(
-                f"algo.collect.envs must be at least 1 and algo.collect.length at least 0; got {self.envs} and "
-                f"{self.length}."
-            )
-        if self.transitions(spec) < 1 or not (self.length or spec.limit):
+        if not (self.length or spec.limit):
             raise ConfigError(
                 f"{spec.name} has no step limit, so rollouts of whole episodes are impossible; set "
                 "--algo.collect.length to the transitions of one rollout."
             )
-        if self.shards < 1 or (self.envs % self.shards and not self.replicated):
-            raise ConfigError(
-                f"algo.collect.shards must be at least 1 and divide algo.collect.envs ({self.envs}); got {self.shards}."
-            )
+        if self.envs % self.shards and not self.replicated:
+            raise ConfigError(f"algo.collect.shards must divide algo.collect.envs ({self.envs}); got {self.shards}.")
 
 
 @runtime_checkable

@@ -36,7 +36,7 @@ def shuffled(key: Array, count: int) -> Int[Array, "count"]:
 def epochs(key: Array, epochs: int, minibatches: int, count: int) -> Int[Array, "step item"]:
     """The items of every gradient step: each epoch is a random order of all of them, cut into minibatches."""
 
-    def one(epoch: Array) -> Array:
+    def one(epoch: Any) -> Array:
         return shuffled(stream(key, "shuffle", epoch), count)
 
     order = jax.vmap(one)(np.arange(epochs, dtype=np.int32))

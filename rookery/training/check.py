@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import check_ranges
 from rookery.training.config import RunConfig
-
-MAX_STEPS = 4_000_000_000  # the step counter has 32 bits
-_LEAST = {
-    "steps": 1,
-    "evaluation.points": 1,
-    "evaluation.rows": 1,
-    "evaluation.episodes": 1,
-    "evaluation.final": 1,
-    "checkpoints.keep": 1,
-}
 
 
 def check(config: RunConfig) -> None:
     """Raise `ConfigError` unless the config can be trained."""
-    for path, minimum in _LEAST.items():
-        if configs.get_path(config, path) < minimum:
-            raise ConfigError(f"{path} must be at least {minimum}, got {configs.get_path(config, path)}.")
-    if config.steps > MAX_STEPS:
-        raise ConfigError(f"steps must be at most {MAX_STEPS:,}, got {config.steps:,}.")
+    check_ranges(config, "")
     if not config.seeds or len(set(config.seeds)) < len(config.seeds):
         raise ConfigError(f"seeds must be different from each other, at least one; got {list(config.seeds)}.")
     config.algo.collect.check(config.task.spec)
@@ -39,6 +26,8 @@ def _check_sweep(config: RunConfig) -> None:
         if sweep.path not in floats:
             name = getattr(kind, "__name__", kind)
             raise ConfigError(f"cannot sweep {sweep.path} ({name}); what can be swept: {', '.join(floats)}.")
+        for value in sweep.values:
+            check_ranges(configs.set_path(config, sweep.path, value), "")
         if not sweep.values or [other.path for other in config.sweep].count(sweep.path) > 1:
             raise ConfigError(f"sweep of {sweep.path}: give every entry once, with at least one value.")
     _trace(config)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from annotated_types import Ge, Le
+
 from rookery.core.config import OfFamily
 from rookery.core.host import HostTask
+from rookery.core.ranges import Count, NonNegative
 from rookery.core.types import Algorithm, Task
 
+MAX_STEPS = 4_000_000_000  # the step counter has 32 bits
 AnyTask = Task[Any] | HostTask
 
 
@@ -16,13 +20,13 @@ AnyTask = Task[Any] | HostTask
 class Evaluation:
     """Greedy evaluation, on environments of its own."""
 
-    points: int = 20
+    points: Count = 20
     """Evaluations over the run, evenly spaced, besides the one before training."""
-    rows: int = 5
+    rows: Count = 5
     """Metric rows, and chances to write a checkpoint, from one evaluation to the next."""
-    episodes: int = 32
+    episodes: Count = 32
     """Episodes of each of them."""
-    final: int = 320
+    final: Count = 320
     """Episodes of the absolute evaluation after training, of each seed's best policy and of its last."""
 
 
@@ -30,9 +34,9 @@ class Evaluation:
 class Checkpoints:
     """What is kept of a run's states."""
 
-    keep: int = 2
+    keep: Count = 2
     """Newest checkpoints kept; the best one by evaluation score is kept besides."""
-    seconds: float = 30.0
+    seconds: NonNegative = 30.0
     """Least time between two checkpoints. What a kill loses is trained again, bit for bit."""
 
 
@@ -57,7 +61,7 @@ class RunConfig:
     """An algorithm config (one of the classes in ALGORITHMS)."""
     task: Annotated[AnyTask, OfFamily]
     """A task config (one of the classes in TASK_FAMILIES)."""
-    steps: int = 1_000_000
+    steps: Annotated[int, Ge(1), Le(MAX_STEPS)] = 1_000_000
     """Environment steps (joint transitions) of each seed."""
     seeds: tuple[int, ...] = (0,)
     """Seeds trained together; the group is part of the run's identity."""

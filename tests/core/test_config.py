@@ -89,11 +89,11 @@ runs = st.builds(
     task_name=st.text(),
     algo=algos,
     task=st.builds(Maze, size=ints),
-    steps=ints,
+    steps=st.integers(1, 4_000_000_000),
     seeds=st.lists(ints, max_size=4).map(tuple),
     sweep=st.lists(st.builds(Sweep, path=st.text(), values=st.lists(floats).map(tuple)), max_size=2).map(tuple),
-    evaluation=st.builds(Evaluation, points=ints),
-    checkpoints=st.builds(Checkpoints, keep=ints),
+    evaluation=st.builds(Evaluation, points=st.integers(1, 2**62)),
+    checkpoints=st.builds(Checkpoints, keep=st.integers(1, 2**62)),
 )
 
 
