@@ -195,7 +195,7 @@ _SMAX_SCRIPTED = {
     "2m_vs_1z": "1.00 1.00",
 }
 
-_PLANNER = "a planner that knows the rules and tries 32 sequences of 12 actions, 32 games, benchmarks/scripted.py"
+_PLANNER = "a planner that knows the rules and tries {} sequences of {} actions, {} games, benchmarks/scripted.py"
 
 _REFERENCE: dict[str, tuple[float, str]] = {
     "matrix/climbing": (11.0, "the optimum"),
@@ -209,9 +209,9 @@ _REFERENCE: dict[str, tuple[float, str]] = {
         "the goal in every episode; goals in 12,000 steps, published means of 5 runs: Q 323.6, GQ 323.6, "
         "GCQ 594.4, GNN 515.8; at most 666",
     ),
-    "minatar/asterix": (11.16, _PLANNER),
-    "minatar/breakout": (7.91, _PLANNER),
-    "minatar/space_invaders": (182.6, _PLANNER),
+    "minatar/asterix": (11.16, _PLANNER.format(32, 12, 32)),
+    "minatar/breakout": (18.64, _PLANNER.format(128, 30, 64)),
+    "minatar/space_invaders": (182.6, _PLANNER.format(32, 12, 32)),
     "minatar/freeway": (15.67, "always up, 256 games, benchmarks/scripted.py"),
 }
 
