@@ -47,6 +47,10 @@ _RANDOM: dict[str, tuple[float, float, int]] = {
     "hanabi/3p": (0.0, 0.0, 512),
     "hanabi/4p": (0.0, 0.0, 512),
     "hanabi/5p": (0.0, 0.0, 512),
+    "key_to_door/short": (2.274062, 0.0, 0),
+    "key_to_door/flat": (2.274062, 0.0, 0),
+    "key_to_door/long": (4.054341, 0.0, 0),
+    "key_to_door/noisy": (4.054341, 0.0, 0),
     "matrix/climbing": (-31.0 / 9.0, 0.0, 0),
     "matrix/penalty_0": (22.0 / 9.0, 0.0, 0),
     "matrix/penalty_25": (-28.0 / 9.0, 0.0, 0),
@@ -58,6 +62,14 @@ _RANDOM: dict[str, tuple[float, float, int]] = {
     "maze/goal_hidden": (0.0337, 0.0028, 4096),
     "maze/walls": (0.0005, 0.0003, 4096),
     "maze/walls_moving": (0.0002, 0.0002, 4096),
+    "maze/gbmr": (0.197679, 0.0, 0),
+    "maze/image": (0.197679, 0.0, 0),
+    "maze/20x20": (0.018583, 0.0, 0),
+    "maze/dynamic": (0.155012, 0.0, 0),
+    "minatar/asterix": (0.5, 0.0386, 512),
+    "minatar/breakout": (0.4766, 0.0327, 512),
+    "minatar/freeway": (0.375, 0.0276, 512),
+    "minatar/space_invaders": (3.986, 0.1359, 512),
     "mpe/simple": (-38.12, 1.456, 512),
     "mpe/simple_spread": (-26.3, 0.3426, 512),
     "mpe/simple_speaker_listener": (-38.32, 1.498, 512),
@@ -84,6 +96,11 @@ _RANDOM: dict[str, tuple[float, float, int]] = {
     "riddle/3": (-0.6465, 0.0307, 512),
     "riddle/4": (-0.8086, 0.0256, 512),
     "riddle/5": (-0.9453, 0.0144, 512),
+    "rooms/four": (0.0022, 0.0007, 4096),
+    "rooms/four_random": (0.166, 0.0058, 4096),
+    "rooms/four_step": (0.166, 0.0058, 4096),
+    "rooms/four_dense": (0.0022, 0.0007, 4096),
+    "rooms/four_inertia": (0.0, 0.0, 4096),
     "smax/3m": (0.0, 0.0, 512),
     "smax/2s3z": (0.0, 0.0, 512),
     "smax/25m": (0.0, 0.0, 128),
@@ -98,10 +115,18 @@ _RANDOM: dict[str, tuple[float, float, int]] = {
     "smax/smacv2_5_units": (0.002, 0.002, 512),
     "smax/smacv2_10_units": (0.0, 0.0, 512),
     "smax/smacv2_20_units": (0.0, 0.0, 128),
+    "smax/corridor": (0.0, 0.0, 256),
+    "smax/3s_vs_3z": (0.0, 0.0, 512),
+    "smax/3s_vs_4z": (0.0, 0.0, 512),
+    "smax/8m_vs_9m": (0.0, 0.0, 512),
+    "smax/2m_vs_1z": (0.0, 0.0, 512),
     "coin/selfish": (0.1426, 0.082, 512),
     "coin/shared": (0.2852, 0.164, 512),
     "storm/two_player": (0.8432, 0.0527, 512),
     "storm/matrix_4": (0.5581, 0.0376, 512),
+    "tmaze/10": (0.490994, 0.0, 0),
+    "tmaze/30": (0.499928, 0.0, 0),
+    "tmaze/100": (0.5, 0.0, 0),
 }
 
 _ABOUT = {
@@ -129,6 +154,24 @@ _ABOUT = {
     "maze/goal_hidden": "maze whose goal is elsewhere in every episode, only own position seen",
     "maze/walls": "maze with other obstacles in every episode, seen from above",
     "maze/walls_moving": "maze whose obstacles move every 10 steps, seen from above",
+    "maze/gbmr": "the 10 x 10 maze of the GBMR authors, 9 obstacles that block the way, own position seen",
+    "maze/image": "the same maze seen from above",
+    "maze/20x20": "20 x 20 maze, 48 obstacles that block the way, own position seen",
+    "maze/dynamic": "10 x 10 maze with other obstacles in every episode, which block the way, seen from above",
+    "key_to_door/short": "fetch a key, eat apples for 30 steps, open a door with the key",
+    "key_to_door/flat": "key_to_door/short with a flat observation",
+    "key_to_door/long": "fetch a key, eat apples for 90 steps, open a door with the key",
+    "key_to_door/noisy": "key_to_door/long where one apple in ten has a reward, ten times as high",
+    "minatar/asterix": "collect gold, avoid enemies",
+    "minatar/breakout": "break bricks with a ball and a paddle",
+    "minatar/freeway": "cross a road with eight lanes of cars, again and again",
+    "minatar/space_invaders": "shoot aliens that come down and shoot back",
+    "rooms/four": "four rooms in the plane, from one corner to the other, reward at the goal only",
+    "rooms/four_random": "four rooms in the plane, any start and any goal, reward at the goal only",
+    "rooms/four_step": "four rooms in the plane, any start and any goal, -1 for every step",
+    "rooms/four_dense": "four rooms in the plane, from one corner to the other, rewards by straight distance",
+    "rooms/four_inertia": "rooms/four for a point mass that keeps most of its velocity",
+    "smax/corridor": "battle against a scripted enemy: 6 zealots, 24 zerglings, on open ground",
 }
 
 # Win rates of recurrent PPO after about 10M steps, read off plots: JaxMARL's IPPO and MAPPO, Mava's IPPO and MAPPO.
@@ -143,6 +186,17 @@ _SMAX_PUBLISHED = {
     "3s5z_vs_3s6z": "0.02 0.35 0.70 0.76",
 }
 
+# Win rates of two scripted players: who shoots at the nearest enemy, and who also steps back while the weapon cools.
+_SMAX_SCRIPTED = {
+    "corridor": "0.00 0.00, no player that wins is known",
+    "3s_vs_3z": "0.06 1.00",
+    "3s_vs_4z": "0.00 1.00",
+    "8m_vs_9m": "0.02 0.00",
+    "2m_vs_1z": "1.00 1.00",
+}
+
+_PLANNER = "a planner that knows the rules and tries {} sequences of {} actions, {} games, benchmarks/scripted.py"
+
 _REFERENCE: dict[str, tuple[float, str]] = {
     "matrix/climbing": (11.0, "the optimum"),
     "mpe/simple_spread": (
@@ -150,6 +204,15 @@ _REFERENCE: dict[str, tuple[float, str]] = {
         "JaxMARL MAPPO-RNN, 1.6M steps: -43.4 in its unit (times 3 agents, 26 transitions), converted",
     ),
     "mpe/simple_speaker_listener": (-13.9, "MARLlib A2C, 20M steps, PettingZoo's version"),
+    "maze/gbmr": (
+        1.0,
+        "the goal in every episode; goals in 12,000 steps, published means of 5 runs: Q 323.6, GQ 323.6, "
+        "GCQ 594.4, GNN 515.8; at most 666",
+    ),
+    "minatar/asterix": (11.16, _PLANNER.format(32, 12, 32)),
+    "minatar/breakout": (18.64, _PLANNER.format(128, 30, 64)),
+    "minatar/space_invaders": (182.6, _PLANNER.format(32, 12, 32)),
+    "minatar/freeway": (15.67, "always up, 256 games, benchmarks/scripted.py"),
 }
 
 
@@ -162,6 +225,7 @@ def _about(name: str) -> str:
         "overcooked": f"cooks who share a kitchen and deliver soups: {rest}",
         "hanabi": f"the full card game for {rest.removesuffix('p')} players",
         "riddle": f"{rest} prisoners who meet only through a light bulb",
+        "tmaze": f"a cue at the start, a corridor of {rest} cells, a choice between two arms",
     }
     return _ABOUT.get(name) or lines[kind]
 
@@ -174,6 +238,10 @@ def _score(name: str) -> str:
     units = {
         "smax": _WINS,
         "maze": _GOALS,
+        "rooms": _GOALS,
+        "tmaze": "share of episodes that end in the right arm; without memory at most 0.5",
+        "key_to_door": "return of an episode: 1 on average for each of 5 apples, 5 for the door",
+        "minatar": "return of a game, as gymnax counts it",
         "overcooked": f"{_RETURN}: 20 for each delivery of the team, less 5 for each press of a recipe button",
         "hanabi": f"{_RETURN}: cards played, 0 to 25, 0 if all lives are lost",
     }
@@ -184,11 +252,15 @@ def _reference(name: str) -> tuple[float, str]:
     """A score to stand beside, and its source."""
     kind, _, rest = name.partition("/")
     published = f"; published {_SMAX_PUBLISHED[rest]}" if rest in _SMAX_PUBLISHED else ""
+    scripted = f"; scripted {_SMAX_SCRIPTED[rest]}" if rest in _SMAX_SCRIPTED else ""
     bounds = {
         "matrix": (10.0, "the optimum"),
-        "smax": (1.0, f"every battle won{published}"),
+        "smax": (1.0, f"every battle won{published}{scripted}"),
         "hanabi": (25.0, "a perfect game"),
         "maze": (1.0, "the goal in every episode"),
+        "rooms": (1.0, "the goal in every episode"),
+        "tmaze": (1.0, "the right arm in every episode"),
+        "key_to_door": (10.0, "the optimum"),
     }
     # Walls that move may leave no way that is safe, and a hidden goal has to be searched.
     if name in ("maze/walls_moving", "maze/goal_hidden"):

@@ -35,6 +35,7 @@ def test_a_rate_is_measured_after_learning_has_begun() -> None:
 
 
 def test_scripted_players_do_better_with_what_they_are_told() -> None:
-    lines = said("scripted", "--episodes", "200").splitlines()
+    tasks = ("mpe/simple_spread", "mpe/simple_speaker_listener")
+    lines = said("scripted", *tasks, "--episodes", "200").splitlines()
     score = {line.split(": ")[0].split(", ")[1]: float(line.split(": ")[1].split()[0]) for line in lines}
     assert score["each to a landmark"] > -10 and score["to the right landmark"] > -10 > score["to the middle"]

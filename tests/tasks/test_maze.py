@@ -13,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rookery.core.errors import ConfigError
+from rookery.core.registry import TASKS
 from rookery.core.types import Step
+from rookery.tasks.catalog import FACTS
 from rookery.tasks.compiled.maze import MOVES, Maze, MazeState, layouts, reachable
+from rookery.tasks.measure import random_score
 
 KEY = jax.random.PRNGKey(0)
 UP, DOWN, LEFT, RIGHT = range(4)
@@ -59,6 +62,97 @@ def test_moves_and_the_edge() -> None:
     for action in (UP, LEFT):
         state, step = maze.step(at((0, 0)), jnp.array([action]), KEY)
         assert tuple(np.array(state.cell)) == (0, 0) and step.reward[0] == -0.5 and not step.last
+
+
+GBMR = TASKS["maze/gbmr"]
+# As published: rows y from 0 (top) to 9, columns x; the start is at [0, 0], the goal at [9, 9].
+GBMR_MAP = """
+.......#..
+..........
+........#.
+..........
+..........
+..#.#....#
+..........
+...##.....
+...#......
+#.........
+"""
+
+
+def test_gbmr_layout() -> None:
+    walls, goals = layouts(GBMR)
+    drawn = [[cell == "#" for cell in row] for row in GBMR_MAP.split()]
+    np.testing.assert_array_equal(walls, [drawn])
+    assert tuple(goals[0]) == (9, 9) and tuple(np.array(GBMR.reset(KEY)[0].cell)) == (0, 0)
+    assert (GBMR.goal_reward, GBMR.obstacle_reward, GBMR.step_reward, GBMR.limit) == (200.0, -1.0, 0.0, 200)
+
+
+def test_gbmr_shortest_way_is_18() -> None:
+    """As many as there are without obstacles; 12,000 steps hold at most 666 episodes."""
+    assert shortest(layouts(GBMR)[0][0]) == 18 and 12_000 // 18 == 666
+
+
+def shortest(walls: np.ndarray) -> int:
+    """Moves from one corner to the other, by breadth."""
+    front, steps = {(0, 0)}, 0
+    goal = (walls.shape[0] - 1, walls.shape[1] - 1)
+    while goal not in front:
+        near = {(r + dr, c + dc) for r, c in front for dr, dc in MOVES}
+        front |= {(r, c) for r, c in near if 0 <= r <= goal[0] and 0 <= c <= goal[1] and not walls[r, c]}
+        steps += 1
+    return steps
+
+
+def test_gbmr_rules() -> None:
+    # Right of (0, 6) is the obstacle at [7, 0].
+    state, step = GBMR.step(at((0, 6)), jnp.array([RIGHT]), KEY)
+    assert tuple(np.array(state.cell)) == (0, 6), "stays where it was"
+    assert step.reward[0] == -1 and step.discount[0] == 1 and not step.last and step.success == 0
+    np.testing.assert_allclose(step.obs, [[0.0, 6 / 9]])
+    state, step = GBMR.step(at((0, 6)), jnp.array([UP]), KEY)
+    assert tuple(np.array(state.cell)) == (0, 6) and step.reward[0] == 0 and not step.last, "the border costs nothing"
+    state, step = GBMR.step(at((9, 8)), jnp.array([RIGHT]), KEY)
+    assert step.reward[0] == 200 and step.last and step.discount[0] == 0 and step.success == 1
+    _, step = GBMR.step(at((0, 6), t=199), jnp.array([RIGHT]), KEY)
+    assert step.last and step.discount[0] == 1 and step.reward[0] == -1, "cut after 200"
+
+
+def random_walk(walls: np.ndarray, goal: tuple[int, int], steps: int) -> float:
+    """Chance that uniformly random moves, which obstacles and the border undo, reach the goal in time."""
+    height, width = walls.shape
+    here, reached = np.zeros(walls.shape), 0.0
+    here[0, 0] = 1.0
+    for _ in range(steps):
+        after = np.zeros_like(here)
+        for row, column in np.argwhere(here):
+            for down, right in MOVES:
+                r, c = row + down, column + right
+                free = 0 <= r < height and 0 <= c < width and not walls[r, c]
+                after[(r, c) if free else (row, column)] += here[row, column] / 4
+        reached += after[goal]
+        after[goal] = 0.0
+        here = after
+    return float(reached)
+
+
+@pytest.mark.parametrize("name", ["maze/gbmr", "maze/20x20", "maze/dynamic"])
+def test_random_scores_are_exact(name: str) -> None:
+    task = TASKS[name]
+    chances = [random_walk(walls, tuple(goal), task.limit) for walls, goal in zip(*layouts(task), strict=True)]
+    assert FACTS[name].episodes == 0
+    np.testing.assert_allclose(FACTS[name].random, np.mean(chances), atol=1e-6)
+
+
+def test_random_play_agrees_with_the_exact_score() -> None:
+    mean, error, _ = random_score(GBMR, 2048, KEY)
+    assert abs(mean - FACTS["maze/gbmr"].random) < 4 * error
+
+
+def test_given_cells_may_have_goals_that_move() -> None:
+    walls, goals = layouts(replace(GBMR, dynamics="goal"))
+    assert np.all(walls == layouts(GBMR)[0][0]) and len({tuple(g) for g in goals}) == 8
+    assert not np.any(walls[0][tuple(goals.T)])
 
 
 def test_time_limit_is_a_cut() -> None:
@@ -164,6 +258,10 @@ def test_random_start_is_free() -> None:
         ({"height": 0}, "at least 1"),
         ({"variants": 1, "dynamics": "goal"}, "at least 2"),
         ({"height": 2, "width": 2, "obstacles": 0, "dynamics": "goal"}, "lower variants"),
+        ({"cells": ((1, 10),)}, "row, column"),
+        ({"cells": ((9, 9),)}, "bottom right"),
+        ({"cells": ((0, 1), (1, 0))}, "leave a way"),
+        ({"cells": ((1, 1),), "dynamics": "walls"}, "leave cells empty"),
     ],
 )
 def test_bad_settings(changes: dict[str, Any], words: str) -> None:

@@ -13,7 +13,7 @@ from small import hasty_jit
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
 from rookery.tasks.compiled.adapter import EnvState, load, world_of
-from rookery.tasks.compiled.smax import MAPS, Smax
+from rookery.tasks.compiled.smax import MAPS, MORE_MAPS, Smax
 
 KEY = jax.random.PRNGKey(0)
 TASK = TASKS["smax/3m"]
@@ -37,6 +37,32 @@ def stop() -> Any:
 def test_all_maps_are_listed() -> None:
     known = load("smax.smax_env", "MAP_NAME_TO_SCENARIO")
     assert set(MAPS) == set(known) and len(MAPS) == 14
+    assert not set(MORE_MAPS) & set(known), "jaxmarl has such a map by now"
+
+
+NAMES = {"m": "marine", "s": "stalker", "z": "zealot"}
+
+
+@pytest.mark.parametrize("name", MORE_MAPS)
+def test_more_maps_have_the_units_of_their_names(name: str) -> None:
+    """Types and health of jaxmarl's own tables, in the state that an episode begins in."""
+    env = world_of(Smax(map=name)).env
+    units = [env.unit_type_names[i] for i in np.array(env.scenario)]
+    if name == "corridor":
+        assert units == ["zealot"] * 6 + ["zergling"] * 24
+    else:
+        ours, theirs = name.split("_vs_")
+        assert units == [NAMES[ours[1]]] * int(ours[0]) + [NAMES[theirs[1]]] * int(theirs[0])
+        assert (env.num_allies, env.num_enemies) == (int(ours[0]), int(theirs[0]))
+    assert Smax(map=name).spec.n_agents == env.num_allies
+
+
+def test_corridor_begins_with_healthy_units_on_two_sides() -> None:
+    state, step = TASKS["smax/corridor"].reset(KEY)
+    battle = state.env.state
+    assert list(battle.unit_health) == [150.0] * 6 + [35.0] * 24
+    assert np.all(battle.unit_positions[:6, 0] < 16) and np.all(battle.unit_positions[6:, 0] > 16)
+    assert step.legal.shape == (6, 5 + 24) and not np.any(step.legal[:, 5:]), "nobody is in range yet"
 
 
 def test_a_dead_ally(stop: Any) -> None:

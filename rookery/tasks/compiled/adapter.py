@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.types import Action, ActionSpec, Entities, Spec, Step
@@ -85,7 +85,7 @@ class JaxmarlTask(abc.ABC):
         """Begin an episode."""
         world = world_of(self)
         obs, env_state = world.env.reset(key)
-        state = EnvState(_strong(env_state), jnp.zeros((), jnp.int32))
+        state = EnvState(strong(env_state), jnp.zeros((), jnp.int32))
         return state, _first_step(world, state, Event(obs, None, None))
 
     def step(self, state: EnvState, action: Action, key: Array) -> tuple[EnvState, Step]:
@@ -93,7 +93,7 @@ class JaxmarlTask(abc.ABC):
         world = world_of(self)
         actions, key = _joint_action(world, state.env, action, key)
         obs, env_state, rewards, dones, info = world.env.step_env(key, state.env, actions)
-        state = EnvState(_strong(env_state), state.t + 1)
+        state = EnvState(strong(env_state), state.t + 1)
         return state, _next_step(world, state, rewards, Event(obs, dones, info))
 
 
@@ -103,14 +103,17 @@ def world_of(task: JaxmarlTask) -> World:
     return task.build()
 
 
-def load(module: str, name: str) -> Any:
-    """An attribute of a jaxmarl module. Late, because importing jaxmarl takes seconds; quiet, because it prints."""
+def load(module: str, name: str, package: str = "jaxmarl.environments") -> Any:
+    """An attribute of a module of jaxmarl (or of another package, by the same rules).
+
+    Late, because importing jaxmarl takes seconds; quiet, because it prints.
+    """
     with _quiet(), jax.ensure_compile_time_eval():
-        return getattr(_import_alone(f"jaxmarl.environments.{module}"), name)
+        return getattr(_import_alone(f"{package}.{module}"), name)
 
 
 def _import_alone(name: str) -> ModuleType:
-    """A module of jaxmarl without the code of the packages above it: that imports every environment, for seconds."""
+    """A module without the code of the packages above it: that imports every environment, for seconds."""
     above = [name[:i] for i, letter in enumerate(name) if letter == "."]
     missing = [package for package in above if package not in sys.modules]
     try:
@@ -146,9 +149,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def construct(module: str, name: str, *mixins: type, **kwargs: Any) -> Any:
-    """An environment of jaxmarl, with the methods of the mixins instead of its own."""
-    make = load(module, name)
+def construct(module: str, name: str, *mixins: type, package: str = "jaxmarl.environments", **kwargs: Any) -> Any:
+    """An environment of jaxmarl (or of another package), with the methods of the mixins instead of its own."""
+    make = load(module, name, package)
     if mixins:
         make = type(name, (*mixins, make), {})
     # The first call may come while tracing; the environment's constants must not be tracers of that trace.
@@ -246,8 +249,8 @@ def _space(env: Any, agent: Hashable) -> Any:
     return spaces[agent] if spaces else env.action_space()
 
 
-def _strong(tree: PyTree[Array]) -> PyTree[Array]:
-    """The same arrays without weak types, so that reset and step return states of one type."""
+def strong(tree: PyTree[ArrayLike]) -> PyTree[Array]:
+    """The same numbers as arrays without weak types, so that reset and step return states of one type."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), tree)
 
 

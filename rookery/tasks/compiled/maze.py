@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -33,7 +33,7 @@ class MazeState(eqx.Module):
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
 class Maze:
-    """Reach the goal without touching an obstacle; both end the episode. A move off the grid stays where it was."""
+    """Reach the goal, which ends the episode. A move off the grid stays where it was; for obstacles see `bump`."""
 
     family: Literal["maze"] = "maze"
     height: int = 10
@@ -41,7 +41,9 @@ class Maze:
     width: int = 10
     """Columns."""
     obstacles: int = 12
-    """Obstacles. All free cells are connected in every layout."""
+    """Obstacles to draw. All free cells are connected in every layout."""
+    cells: tuple[tuple[int, int], ...] = ()
+    """Obstacles by (row, column), instead of drawing `obstacles` of them."""
     layout_seed: int = 3
     """Seed that layouts are drawn from; the training seed has no influence on them."""
     dynamics: Literal["static", "goal", "walls"] = "static"
@@ -49,6 +51,8 @@ class Maze:
     at every reset."""
     variants: int = 8
     """Layouts of a maze that is not static."""
+    bump: Literal["end", "stay"] = "end"
+    """What moving into an obstacle does, besides its reward: end the episode, or leave the agent where it was."""
     every: int = 0
     """Also change to another of these layouts after every so many transitions of an episode; 0: at resets only."""
     start: Literal["corner", "random"] = "corner"
@@ -66,6 +70,7 @@ class Maze:
 
     def __post_init__(self) -> None:
         require(self.dynamics, ("static", "goal", "walls"), "dynamics")
+        require(self.bump, ("end", "stay"), "bump")
         require(self.start, ("corner", "random"), "start")
         require(self.observation, ("position", "onehot", "image"), "observation")
         for value, what in ((self.height, "height"), (self.width, "width"), (self.limit, "limit")):
@@ -74,7 +79,9 @@ class Maze:
             raise ConfigError(f"variants must be at least 2, not {self.variants}: one layout is dynamics static.")
         if self.obstacles < 0 or self.every < 0:
             raise ConfigError("obstacles and every must be 0 or more.")
-        if self.height * self.width - self.obstacles < 2:
+        if self.cells:
+            _check_cells(self)
+        elif self.height * self.width - self.obstacles < 2:
             size = f"{self.height} x {self.width}"
             raise ConfigError(f"{self.obstacles} obstacles leave no room for a start and a goal in {size} cells.")
         layouts(self)
@@ -82,8 +89,11 @@ class Maze:
     @property
     def spec(self) -> Spec:
         """The static facts of this maze."""
-        cells = self.height * self.width
-        shapes = {"position": (2,), "onehot": (cells,), "image": (self.height, self.width, 3)}
+        shapes = {
+            "position": (2,),
+            "onehot": (self.height * self.width,),
+            "image": (self.height, self.width, 3),
+        }
         return Spec(
             name=f"maze/{self.dynamics}",
             agents=("walker",),
@@ -118,6 +128,8 @@ class Maze:
         at_goal = jnp.all(cell == goals[state.layout])
         # A wall that appeared around the agent does not strike it; walking into one does.
         at_wall = moved & walls[state.layout, cell[0], cell[1]]
+        if self.bump == "stay":
+            cell = jnp.where(at_wall, state.cell, cell)
         t = state.t + 1
         state = MazeState(cell, self._next_layout(state.layout, t, key), t)
         return state, self._step(state, at_goal=at_goal, at_wall=at_wall, first=False)
@@ -132,7 +144,7 @@ class Maze:
     def _step(self, state: MazeState, *, at_goal: Bool[Array, ""], at_wall: Bool[Array, ""], first: bool) -> Step:
         """What the agent sees and got."""
         reward = jnp.where(at_goal, self.goal_reward, jnp.where(at_wall, self.obstacle_reward, self.step_reward))
-        ended = at_goal | at_wall
+        ended = at_goal if self.bump == "stay" else at_goal | at_wall
         return Step(
             obs=self._observe(state)[None],
             state=jnp.zeros(0),
@@ -163,7 +175,7 @@ def layouts(maze: Maze) -> tuple[np.ndarray, np.ndarray]:
     """Obstacles bool [layout, row, column] and goals int32 [layout, 2], drawn from the maze's layout seed."""
     rng = np.random.default_rng(maze.layout_seed)
     corner = np.array([maze.height - 1, maze.width - 1], np.int32)
-    first = _draw_walls(maze, rng)
+    first = _given_walls(maze) if maze.cells else _draw_walls(maze, rng)
     if maze.dynamics == "static":
         return first[None], corner[None]
     if maze.dynamics == "walls":
@@ -174,6 +186,30 @@ def layouts(maze: Maze) -> tuple[np.ndarray, np.ndarray]:
         raise ConfigError(f"{maze.variants} goals do not fit into {len(free)} free cells: lower variants.")
     goals = rng.permutation(free)[: maze.variants].astype(np.int32)
     return np.tile(first, (maze.variants, 1, 1)), goals
+
+
+def _check_cells(maze: Maze) -> None:
+    """Raise ConfigError unless the given obstacles leave the grid connected and its two corners free."""
+    if maze.dynamics == "walls":
+        raise ConfigError("cells fixes the obstacles, and dynamics walls moves them: leave cells empty.")
+    corners = {(0, 0), (maze.height - 1, maze.width - 1)}
+    for cell in maze.cells:
+        inside = 0 <= cell[0] < maze.height and 0 <= cell[1] < maze.width
+        if not inside or cell in corners:
+            raise ConfigError(
+                f"cells has {cell}: an obstacle is a (row, column) of the {maze.height} x {maze.width} grid, "
+                "but not its top left or bottom right cell."
+            )
+    walls = _given_walls(maze)
+    if np.any(reachable(walls) == walls):
+        raise ConfigError(f"cells {maze.cells} cuts free cells off from the start: leave a way to each.")
+
+
+def _given_walls(maze: Maze) -> Bool[np.ndarray, "row column"]:
+    """The obstacles that the config names."""
+    walls = np.zeros((maze.height, maze.width), bool)
+    walls[tuple(np.array(maze.cells).T)] = True
+    return walls
 
 
 def _draw_walls(maze: Maze, rng: np.random.Generator) -> Bool[np.ndarray, "row column"]:
@@ -204,6 +240,14 @@ def reachable(walls: Bool[np.ndarray, "row column"]) -> Bool[np.ndarray, "row co
     return seen
 
 
+GBMR = Maze(
+    # Published as [x, y], which is (column, row).
+    cells=tuple((y, x) for x, y in ((3, 8), (2, 5), (7, 0), (4, 5), (4, 7), (0, 9), (9, 5), (8, 2), (3, 7))),
+    bump="stay",
+    limit=200,
+)
+"""The maze on which the authors of graph-backed memory (GBMR) counted goals."""
+
 TASKS |= {
     "maze/static": Maze(),
     "maze/static_image": Maze(observation="image"),
@@ -211,4 +255,8 @@ TASKS |= {
     "maze/goal_hidden": Maze(dynamics="goal"),
     "maze/walls": Maze(dynamics="walls", observation="image"),
     "maze/walls_moving": Maze(dynamics="walls", observation="image", every=10),
+    "maze/gbmr": GBMR,
+    "maze/image": replace(GBMR, observation="image"),
+    "maze/20x20": Maze(height=20, width=20, obstacles=48, bump="stay", limit=400),
+    "maze/dynamic": Maze(dynamics="walls", observation="image", bump="stay", limit=200),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
@@ -37,6 +38,19 @@ MAPS = (
     "smacv2_10_units",
     "smacv2_20_units",
 )
+"""Maps that jaxmarl defines."""
+
+MARINE, STALKER, ZEALOT, ZERGLING = 0, 2, 3, 4
+"""Unit types, as jaxmarl counts them."""
+MORE_MAPS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "corridor": ((ZEALOT,) * 6, (ZERGLING,) * 24),
+    "3s_vs_3z": ((STALKER,) * 3, (ZEALOT,) * 3),
+    "3s_vs_4z": ((STALKER,) * 3, (ZEALOT,) * 4),
+    "8m_vs_9m": ((MARINE,) * 8, (MARINE,) * 9),
+    "2m_vs_1z": ((MARINE,) * 2, (ZEALOT,)),
+}
+"""Maps of SMAC that jaxmarl leaves out, as unit types of allies and enemies. The ground is SMAX's open square: corridor
+has no corridor."""
 
 
 @family(TASK_FAMILIES)
@@ -57,7 +71,7 @@ class Smax(JaxmarlTask):
     """Transitions after which a battle is cut (undecided, not lost)."""
 
     def __post_init__(self) -> None:
-        require(self.map, MAPS, "SMAX map")
+        require(self.map, (*MAPS, *MORE_MAPS), "SMAX map")
         require(self.attack_mode, ("closest", "random"), "attack mode")
         require_positive(self.limit, "limit")
 
@@ -66,7 +80,7 @@ class Smax(JaxmarlTask):
         env = construct(
             "smax",
             "HeuristicEnemySMAX",
-            scenario=load("smax", "map_name_to_scenario")(self.map),
+            scenario=_scenario(self.map),
             see_enemy_actions=self.see_enemy_actions,
             walls_cause_death=self.walls_cause_death,
             attack_mode=self.attack_mode,
@@ -103,4 +117,20 @@ class Smax(JaxmarlTask):
         )
 
 
-TASKS |= {f"smax/{name}": Smax(map=name) for name in MAPS}
+def _scenario(name: str) -> Any:
+    """jaxmarl's description of a map."""
+    if name not in MORE_MAPS:
+        return load("smax", "map_name_to_scenario")(name)
+    allies, enemies = MORE_MAPS[name]
+    with jax.ensure_compile_time_eval():  # the first call may come while tracing
+        units = jnp.array(allies + enemies, jnp.uint8)
+    return load("smax", "Scenario")(
+        unit_types=units,
+        num_allies=len(allies),
+        num_enemies=len(enemies),
+        smacv2_position_generation=False,
+        smacv2_unit_type_generation=False,
+    )
+
+
+TASKS |= {f"smax/{name}": Smax(map=name) for name in (*MAPS, *MORE_MAPS)}
