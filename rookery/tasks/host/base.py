@@ -131,7 +131,7 @@ class LoopEnvs:
             # Games that are over allow nothing; the action taken there is ignored, but a policy needs one.
             rows.legal[~rows.legal.any(axis=-1) & rows.last[:, None], 0] = True
             if not rows.legal.any(axis=-1).all():
-                self._raise("action_mask", rows.legal, rows.legal.any(axis=-1))
+                self._raise("action_mask", rows.legal, np.asarray(rows.legal.any(axis=-1)))
 
     def _raise(self, field: str, values: np.ndarray, good: np.ndarray) -> None:
         """Raise for the first bad entry."""
@@ -150,6 +150,7 @@ class LoopEnvs:
         raise violation(self.spec.name, name, field + place, problem)
 
 
+@runtime_checkable
 class HostConfig(Protocol):
     """What all families of host tasks that loop over single environments have."""
 

@@ -267,10 +267,11 @@ def make_registered(name: str, kwargs: dict[str, Any], limit: int, what: str) ->
         return base.call(maker, kwargs, what)
     except gymnasium.error.DependencyNotInstalled as error:
         extra = "box2d" if "box2d" in str(error).lower() or "swig" in str(error).lower() else "gymnasium"
-        raise ConfigError(f"{what}: {error} Run: pip install 'rookery[{extra}]'") from error
+        raise ConfigError(f"{what}: {str(error).rstrip('.')}. Run: pip install 'rookery[{extra}]'") from error
     except gymnasium.error.Error as error:
         known = [key for key in gymnasium.registry if key[:3].lower() == name.rpartition(":")[2][:3].lower()]
-        raise ConfigError(f"{what}: {error}.{base.suggest(name, known) if known else ''}") from error
+        close = base.suggest(name, known) if known else ""
+        raise ConfigError(f"{what}: {str(error).rstrip('.')}.{close}") from error
 
 
 def split_wrapper(text: str) -> tuple[str, dict[str, Any]]:

@@ -196,6 +196,8 @@ class ParallelPlayer:
         self._t += 1
         over = {a for a in self._env.agents if terminated.get(a, False) or truncated.get(a, False)}
         going = set(self._env.agents).difference(over)
+        for stranger in going.difference(index):
+            table.position(stranger)
         cut = self._t == table.limit
         row.reward[...] = 0
         for i, agent in enumerate(table.agents):
