@@ -1,15 +1,15 @@
-"""Atari games on ale-py's vector environment: `atari:MsPacman`.
+"""Atari games on ale-py's emulator: `atari:MsPacman`.
 
-ale-py steps all games in threads and does the preprocessing. It resets a finished game by itself, from no seed of
-ours, when it is next stepped; it is then reset again from the episode's seed. Only that second reset is seen, so the
-same seed and actions give the same rows whatever was played before, at the price of two resets per episode.
+Not on ale-py's vector environment: there a reset from a seed loads the ROM anew, which takes as long as 200 steps, and
+a reset without one depends on all that was played before. Here the emulator's state after its first reset is kept and
+restored, and everything random (no-ops, sticky actions) is drawn from the episode's seed, so the same seed and actions
+give the same rows. Frames are computed as ale-py computes them.
 """
 
 from __future__ import annotations
 
-import os
+from collections import deque
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -17,10 +17,10 @@ import numpy as np
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.host import HostEnvs, Rows
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import ActionSpec, Spec
+from rookery.core.types import Spec
 from rookery.tasks.host import base
-
-_SEEDS = 2**31 - 1  # ale-py takes non-negative int32
+from rookery.tasks.host.gymnasium_task import make_spec
+from rookery.tasks.host.spaces import Actions, Observations
 
 
 @family(TASK_FAMILIES)
@@ -38,9 +38,9 @@ class Atari:
     sticky: float = 0.0
     """Probability that the emulator repeats the previous action (0.25 in Machado et al. 2018)."""
     noop_max: int = 30
-    """Up to so many no-op frames, drawn from the seed, at the beginning of an episode."""
+    """An episode begins with 1 to so many no-op frames, drawn from its seed; 0: none."""
     fire_reset: bool = True
-    """Press fire at the beginning of an episode in games that wait for it."""
+    """Press fire for one frame at the beginning of an episode, in games that know this button alone."""
     grey: bool = True
     """Grey frames; otherwise three color channels per frame."""
     size: int = 84
@@ -56,11 +56,13 @@ class Atari:
     """All 18 actions instead of those that the game knows."""
     frames: int = 108_000
     """Emulator frames after which an episode is truncated."""
-    threads: int = 0
-    """Threads that step the games of one process; 0: as many as it may use cores. Without effect on results."""
+    check_bounds: bool = True
+    """Without effect: frames cannot be out of bounds."""
+    clip_actions: bool = True
+    """Without effect: actions are discrete."""
 
     def __post_init__(self) -> None:
-        for name, low in (("frame_skip", 1), ("noop_max", 0), ("size", 1), ("stack", 1), ("frames", 1), ("threads", 0)):
+        for name, low in (("frame_skip", 1), ("noop_max", 0), ("size", 1), ("stack", 1), ("frames", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(f"task.{name} must be at least {low}, not {getattr(self, name)}.")
         if not 0 <= self.sticky < 1:
@@ -69,100 +71,120 @@ class Atari:
     @property
     def spec(self) -> Spec:
         """The static facts of the game."""
-        return _spec(self)
+        return base.spec_of(self)
 
     def open(self, envs: int) -> HostEnvs:
-        """So many games, stepped by threads."""
-        return AtariEnvs(self, envs)
+        """So many games, stepped in a loop. The emulator holds Python's lock: only processes step it in parallel."""
+        return base.open_envs(self, envs)
 
-    def vector(self, envs: int) -> Any:
-        """ale-py's vector environment with these settings."""
-        name = f"atari:{self.game}"
-        module = base.import_module("ale_py.vector_env", name)
-        cores = len(os.sched_getaffinity(0))
-        return module.AtariVectorEnv(
-            rom(self.game),
-            envs,
-            num_threads=min(self.threads or cores, envs),
-            max_num_frames_per_episode=self.frames,
-            repeat_action_probability=self.sticky,
-            full_action_space=self.full_actions,
-            img_height=self.size,
-            img_width=self.size,
-            grayscale=self.grey,
-            stack_num=self.stack,
-            frameskip=self.frame_skip,
-            maxpool=self.maxpool and self.frame_skip > 1,
-            noop_max=self.noop_max,
-            reward_clipping=False,  # done here, because the score needs the rewards as they are
-            use_fire_reset=self.fire_reset,
+    def make(self) -> AtariGame:
+        """One game."""
+        return AtariGame(self)
+
+
+class AtariGame:
+    """One emulator that writes rows."""
+
+    def __init__(self, config: Atari) -> None:
+        from gymnasium.spaces import Box, Discrete
+
+        name = f"atari:{config.game}"
+        ale_py = base.import_module("ale_py", name)
+        self._cv2 = base.import_module("cv2", name)
+        self._cv2.setNumThreads(1)  # a frame is too small to share; one process per core steps the games
+        self._config, self._ale = config, _emulator(ale_py, config.game)
+        self._start = self._ale.cloneState()
+        minimal = self._ale.getMinimalActionSet()
+        self._set = list(self._ale.getLegalActionSet() if config.full_actions else minimal)
+        self._noop, fire = ale_py.Action.NOOP, ale_py.Action.FIRE
+        self._fire = fire if config.fire_reset and fire in minimal else None
+        self._channels = 1 if config.grey else 3
+        shape = (config.size, config.size, config.stack * self._channels)
+        self.actions = Actions(name, ["agent"], [Discrete(len(self._set))])
+        self.observations = Observations(name, ["agent"], [Box(0, 255, shape, np.uint8)])
+        self.spec = make_spec(
+            name,
+            ["agent"],
+            self.actions,
+            self.observations,
+            limit=-(-config.frames // config.frame_skip),
+            score="success" if config.clip_rewards else "return",
         )
+        self._pair = np.zeros((2, *self._ale.getScreenDims(), *([] if config.grey else [3])), np.uint8)
+        self._look = self._ale.getScreenGrayscale if config.grey else self._ale.getScreenRGB
+        self._stack: deque[np.ndarray] = deque(maxlen=config.stack)
+        self._rng, self._pressed = np.random.default_rng(0), self._noop
+        self._t, self._lives, self._score = 0, 0, 0.0
 
+    def reset(self, seed: int, row: Rows) -> None:
+        """Begin a game."""
+        self._rng, self._pressed = np.random.default_rng(seed), self._noop
+        self._ale.restoreState(self._start)
+        noops = int(self._rng.integers(1, self._config.noop_max + 1)) if self._config.noop_max else 0
+        for action in [*[self._noop] * noops, *([self._fire] if self._fire is not None else [])]:
+            self._ale.act(action)
+            if self._ale.game_over(with_truncation=False):
+                self._ale.restoreState(self._start)
+        self._t, self._lives, self._score = 0, self._ale.lives(), 0.0
+        self._look(self._pair[0])
+        self._stack.clear()
+        self._stack.extend([np.zeros_like(self._frame(self._pair[0]))] * (self._config.stack - 1))
+        self._show(self._pair[0], row)
 
-class AtariEnvs:
-    """`HostEnvs` of Atari games."""
-
-    def __init__(self, config: Atari, envs: int) -> None:
-        self._config, self._env = config, config.vector(envs)
-        self._lives, self._score = np.zeros(envs, np.int64), np.zeros(envs, np.float32)
-
-    def reset(self, seeds: np.ndarray, rows: Rows) -> None:
-        """Begin an episode in every game."""
-        obs, info = self._env.reset(seed=_seeds(seeds))
-        rows.legal[...] = True
-        rows.alive[...] = True
-        rows.reward[...] = 0
-        rows.discount[...] = 1
-        rows.first[...] = True
-        rows.last[...] = False
-        rows.success[...] = 0
-        self._lives[...], self._score[...] = info["lives"], 0
-        self._write(obs, rows.obs)
-
-    def step(self, action: np.ndarray, seeds: np.ndarray, rows: Rows) -> None:
-        """Move every game by one row; one whose current row is `last` begins an episode."""
-        rows.first[...] = begin = rows.last.copy()
-        chosen = np.where(begin, 0, action[:, 0]).astype(np.int32)
-        obs, reward, terminated, truncated, info = self._env.step(chosen)
-        if begin.any():
-            obs, info = self._env.reset(seed=_seeds(seeds[begin]), options={"reset_mask": begin})
-        reward, ended = np.where(begin, 0, reward), terminated & ~begin
-        self._score = np.where(begin, 0, self._score + reward).astype(np.float32)
-        rows.last[...] = (terminated | truncated) & ~begin
-        over = ended | (~begin & (info["lives"] < self._lives)) if self._config.life_loss else ended
-        rows.discount[:, 0] = ~over
-        rows.reward[:, 0] = np.clip(reward, -1, 1) if self._config.clip_rewards else reward
-        rows.success[...] = np.where(rows.last, self._score, 0) if self._config.clip_rewards else 0
-        self._lives[...] = info["lives"]
-        self._write(obs, rows.obs)
+    def step(self, action: Any, row: Rows) -> None:
+        """Hold an action for `frame_skip` frames."""
+        chosen, config = self._set[action[0]], self._config
+        reward, over = 0.0, False
+        for frame in range(config.frame_skip):
+            if not config.sticky or self._rng.random() >= config.sticky:
+                self._pressed = chosen
+            reward += self._ale.act(self._pressed)
+            if frame == config.frame_skip - 2 and config.maxpool:
+                self._look(self._pair[1])
+            over = self._ale.game_over(with_truncation=False)
+            if over:
+                break
+        self._look(self._pair[0])
+        pooled = config.maxpool and config.frame_skip > 1
+        self._show(np.maximum(self._pair[0], self._pair[1]) if pooled else self._pair[0], row)
+        self._t += 1
+        self._score += reward
+        row.reward[0] = min(max(reward, -1.0), 1.0) if config.clip_rewards else reward
+        lives = self._ale.lives()
+        row.discount[0] = not (over or (config.life_loss and lives < self._lives))
+        self._lives = lives
+        if over or self._t == self.spec.limit:
+            row.last[...] = True
+            row.success[...] = self._score if config.clip_rewards else 0.0
 
     def close(self) -> None:
-        """Release the emulators."""
-        self._env.close()
+        """Nothing to release: the emulator goes with its last reference."""
 
-    def _write(self, obs: np.ndarray, out: np.ndarray) -> None:
-        """Frames [env, stack, height, width(, color)] as channels; plane by plane, which is five times a transpose."""
-        channels = 1 if self._config.grey else 3
-        for frame in range(self._config.stack):
-            for color in range(channels):
-                plane = obs[:, frame] if self._config.grey else obs[:, frame, ..., color]
-                out[:, 0, ..., frame * channels + color] = plane
+    def _frame(self, screen: np.ndarray) -> np.ndarray:
+        size = self._config.size
+        return self._cv2.resize(screen, (size, size), interpolation=self._cv2.INTER_AREA)
+
+    def _show(self, screen: np.ndarray, row: Rows) -> None:
+        """Write the last frames as channels, oldest first; plane by plane, which is five times a transpose."""
+        self._stack.append(self._frame(screen))
+        out, channels = row.obs[0], self._channels
+        for k, frame in enumerate(self._stack):
+            if channels == 1:
+                out[..., k] = frame
+            else:
+                out[..., k * channels : (k + 1) * channels] = frame
 
 
-@cache
-def _spec(config: Atari) -> Spec:
-    env = config.vector(1)
-    actions = int(env.single_action_space.n)
-    env.close()
-    return Spec(
-        name=f"atari:{config.game}",
-        agents=("agent",),
-        obs_shape=(config.size, config.size, config.stack * (1 if config.grey else 3)),
-        action=ActionSpec("discrete", (actions,)),
-        limit=-(-config.frames // config.frame_skip),
-        score="success" if config.clip_rewards else "return",
-        obs_dtype="uint8",
-    )
+def _emulator(ale_py: Any, game: str) -> Any:
+    """The emulator after its first reset, without randomness of its own."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", 0)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.setInt("max_num_frames_per_episode", 0)
+    ale.loadROM(ale_py.roms.get_rom_path(rom(game)))
+    ale.reset_game()
+    return ale
 
 
 def rom(game: str) -> str:
@@ -178,7 +200,3 @@ def rom(game: str) -> str:
     if found is None:
         raise ConfigError(f"unknown Atari game '{game}'.{suggest(game.lower(), known)}")
     return found
-
-
-def _seeds(seeds: np.ndarray) -> np.ndarray:
-    return (np.asarray(seeds).astype(np.int64) % _SEEDS).astype(np.int32)

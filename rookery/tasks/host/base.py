@@ -19,6 +19,7 @@ from rookery.tasks.host.spaces import Actions, Observations, show, violation
 EXTRAS = {
     "gymnasium": "gymnasium",
     "ale_py": "atari",
+    "cv2": "atari",
     "pettingzoo": "pettingzoo",
     "mpe2": "pettingzoo",
     "magent2": "magent",

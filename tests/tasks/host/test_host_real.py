@@ -294,7 +294,7 @@ def play_atari(task: Any, seed: int, actions: np.ndarray, envs: int = 2) -> list
 
 
 def test_atari_is_deterministic_per_seed() -> None:
-    need("ale_py")
+    need("ale_py", "cv2")
     task = task_of("atari:Breakout", sticky=0.25, frames=400, life_loss=True)
     assert task.spec.obs_dtype == "uint8" and task.spec.obs_shape == (84, 84, 4) and task.spec.limit == 100
     actions = np.random.default_rng(0).integers(0, 4, 150)
@@ -309,16 +309,24 @@ def test_atari_is_deterministic_per_seed() -> None:
     assert last.any() and (first[1:] == last[:-1]).all()
 
 
-def test_atari_beside_ale() -> None:
-    need("ale_py")
+@pytest.mark.parametrize(("game", "grey"), [("Breakout", True), ("MsPacman", True), ("Pong", False)])
+def test_atari_beside_ale(game: str, grey: bool) -> None:
+    """Frames, rewards and endings are those of ale-py's own vector environment, to the bit."""
+    need("ale_py", "cv2")
     from ale_py.vector_env import AtariVectorEnv
 
-    task = task_of("atari:MsPacman", clip_rewards=False)
+    task = task_of(f"atari:{game}", clip_rewards=False, grey=grey, noop_max=0)
     player = Player(task)
-    raw = AtariVectorEnv("ms_pacman", 1, num_threads=1, reward_clipping=False)
+    names = {"Breakout": "breakout", "MsPacman": "ms_pacman", "Pong": "pong"}
+    raw = AtariVectorEnv(names[game], 1, num_threads=1, reward_clipping=False, grayscale=grey, noop_max=0)
+
+    def stacked(obs: np.ndarray) -> np.ndarray:
+        return np.moveaxis(obs[0], 0, -1) if grey else np.concatenate(list(obs[0]), axis=-1)
+
     obs, _ = raw.reset(seed=np.array([player.seed]))
-    total = 0.0
-    for action, row in player.walk(STEPS):
+    np.testing.assert_array_equal(player.rows.obs[0, 0], stacked(obs))
+    rewarded = endings = 0
+    for action, row in player.walk(STEPS + 100):
         if action is None:
             obs, _ = raw.reset(seed=np.array([player.seed]))
             check_first(row)
@@ -326,13 +334,13 @@ def test_atari_beside_ale() -> None:
             obs, reward, terminated, truncated, _ = raw.step(action.astype(np.int32))
             assert row.reward[0] == reward[0] and row.last == (terminated[0] or truncated[0])
             assert row.discount[0] == (not terminated[0])
-            total += float(reward[0])
-        np.testing.assert_array_equal(row.obs[0], np.moveaxis(obs[0], 0, -1))
-    assert total > 0
+            rewarded, endings = rewarded + bool(reward[0]), endings + row.last
+        np.testing.assert_array_equal(row.obs[0], stacked(obs))
+    assert rewarded and (endings or game != "Breakout")
 
 
 def test_atari_life_loss_and_score() -> None:
-    need("ale_py")
+    need("ale_py", "cv2")
     actions = np.random.default_rng(1).integers(0, 4, 400)
     plain = [Rows(*r) for r in play_atari(task_of("atari:Breakout", clip_rewards=False), 3, actions, envs=1)]
     lives = [Rows(*r) for r in play_atari(task_of("atari:Breakout", life_loss=True), 3, actions, envs=1)]
@@ -346,7 +354,7 @@ def test_atari_life_loss_and_score() -> None:
 
 
 def test_atari_color_and_limit() -> None:
-    need("ale_py")
+    need("ale_py", "cv2")
     task = task_of("atari:pong", grey=False, stack=2, size=42, frames=10, frame_skip=3, full_actions=True)
     assert task.spec.obs_shape == (42, 42, 6) and task.spec.action.sizes == (18,) and task.spec.limit == 4
     rows = [Rows(*r) for r in play_atari(task, 1, np.zeros(6, np.int32), envs=1)]
