@@ -3,7 +3,8 @@
 Not on ale-py's vector environment: there a reset from a seed loads the ROM anew, which takes as long as 200 steps, and
 a reset without one depends on all that was played before. Here the emulator's state after its first reset is kept and
 restored, and everything random (no-ops, sticky actions) is drawn from the episode's seed, so the same seed and actions
-give the same rows. Frames are computed as ale-py computes them.
+give the same rows. Frames are those of the vector environment to the bit, but for the frame of a game that ended within
+a frame skip: there it repeats an old one, and here the last one is seen.
 """
 
 from __future__ import annotations
@@ -56,10 +57,6 @@ class Atari:
     """All 18 actions instead of those that the game knows."""
     frames: int = 108_000
     """Emulator frames after which an episode is truncated."""
-    check_bounds: bool = True
-    """Without effect: frames cannot be out of bounds."""
-    clip_actions: bool = True
-    """Without effect: actions are discrete."""
 
     def __post_init__(self) -> None:
         for name, low in (("frame_skip", 1), ("noop_max", 0), ("size", 1), ("stack", 1), ("frames", 1)):
@@ -134,18 +131,18 @@ class AtariGame:
     def step(self, action: Any, row: Rows) -> None:
         """Hold an action for `frame_skip` frames."""
         chosen, config = self._set[action[0]], self._config
-        reward, over = 0.0, False
+        reward, over, pooled = 0.0, False, False
         for frame in range(config.frame_skip):
             if not config.sticky or self._rng.random() >= config.sticky:
                 self._pressed = chosen
             reward += self._ale.act(self._pressed)
             if frame == config.frame_skip - 2 and config.maxpool:
                 self._look(self._pair[1])
+                pooled = True  # not in a game that ended before: the other frame would be an old one
             over = self._ale.game_over(with_truncation=False)
             if over:
                 break
         self._look(self._pair[0])
-        pooled = config.maxpool and config.frame_skip > 1
         self._show(np.maximum(self._pair[0], self._pair[1]) if pooled else self._pair[0], row)
         self._t += 1
         self._score += reward

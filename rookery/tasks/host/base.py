@@ -152,18 +152,14 @@ class LoopEnvs:
 
 
 @runtime_checkable
-class HostConfig(Protocol):
-    """What all families of host tasks that loop over single environments have."""
+class Maker(Protocol):
+    """A config that makes single environments."""
 
-    @property
-    def check_bounds(self) -> bool: ...
-    @property
-    def clip_actions(self) -> bool: ...
     def make(self) -> SingleEnv: ...
 
 
 @cache
-def spec_of(task: HostConfig) -> Spec:
+def spec_of(task: Maker) -> Spec:
     """The task's spec: one environment is opened to learn it, and closed."""
     env = task.make()
     try:
@@ -172,9 +168,9 @@ def spec_of(task: HostConfig) -> Spec:
         env.close()
 
 
-def open_envs(task: HostConfig, envs: int) -> HostEnvs:
+def open_envs(task: Maker, envs: int, *, check_bounds: bool = True, clip_actions: bool = True) -> HostEnvs:
     """So many environments of a task in a loop."""
-    return LoopEnvs([task.make() for _ in range(envs)], check_bounds=task.check_bounds, clip_actions=task.clip_actions)
+    return LoopEnvs([task.make() for _ in range(envs)], check_bounds=check_bounds, clip_actions=clip_actions)
 
 
 # --- names and arguments in configs

@@ -59,7 +59,7 @@ class Factory:
 
     def open(self, envs: int) -> HostEnvs:
         """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
+        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
 
     def make(self) -> base.SingleEnv:
         """One environment, of whichever interface the factory's has."""

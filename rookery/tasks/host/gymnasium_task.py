@@ -88,7 +88,7 @@ class Gymnasium:
 
     def open(self, envs: int) -> HostEnvs:
         """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
+        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
 
     def make(self) -> GymnasiumEnv:
         """One environment."""

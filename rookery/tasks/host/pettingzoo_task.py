@@ -78,7 +78,7 @@ class PettingZoo:
 
     def open(self, envs: int) -> HostEnvs:
         """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
+        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
 
     def make(self) -> ParallelPlayer | TurnPlayer:
         """One environment."""
@@ -92,13 +92,11 @@ class PettingZoo:
 
     def adapt(self, env: Any, name: str) -> ParallelPlayer | TurnPlayer:
         """A given PettingZoo environment, stepped with this config's settings."""
-        from pettingzoo import ParallelEnv
-        from pettingzoo.utils.conversions import aec_to_parallel
-
-        if isinstance(env, ParallelEnv):
+        if not callable(getattr(env, "last", None)):  # AEC alone has it; not every parallel one has PettingZoo's base
             return ParallelPlayer(self, env, name)
         if env.metadata.get("is_parallelizable", False):
-            return ParallelPlayer(self, aec_to_parallel(env), name)
+            conversions = base.import_module("pettingzoo.utils.conversions", name)
+            return ParallelPlayer(self, conversions.aec_to_parallel(env), name)
         return TurnPlayer(self, env, name)
 
 

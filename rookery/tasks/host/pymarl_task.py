@@ -47,10 +47,6 @@ class PyMarl:
     """What an episode is scored by: the return, or the environment's own word on who won (battle_won)."""
     cooperative: bool = True
     """Whether maximizing the mean reward of all agents is the goal."""
-    clip_actions: bool = True
-    """Without effect: actions are discrete."""
-    check_bounds: bool = True
-    """Without effect: the interface declares no bounds. NaN and infinity always stop."""
 
     def __post_init__(self) -> None:
         base.set_canonical(self, kwargs=base.canonical_kwargs(self.kwargs))

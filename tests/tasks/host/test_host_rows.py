@@ -277,14 +277,28 @@ def test_pymarl_around_lbforaging() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "agents", "limit"), [("cart_pole", 1, 500), ("tic_tac_toe", 2, 0), ("Corridor", 2, 6)]
+    ("name", "kwargs", "agents", "limit"),
+    [
+        ("cart_pole", '{"gravity": 20}', 1, 500),
+        ("tic_tac_toe", "{}", 2, 0),
+        ("Corridor", '{"episode_limit": 9}', 2, 9),
+        ("Comers", '{"script": [["red_0", "red_1 blue_0", ""], ["", "", "red_0"]]}', 3, 0),
+    ],
 )
-def test_factory_finds_the_interface(name: str, agents: int, limit: int) -> None:
+def test_factory_finds_the_interface(name: str, kwargs: str, agents: int, limit: int) -> None:
     if name == "tic_tac_toe":
         need("pettingzoo", "pygame")
-    task = Factory(path=f"host_toys:{name}")
+    task = Factory(path=f"host_toys:{name}", kwargs=kwargs)
     assert task.spec.n_agents == agents and task.spec.limit == limit
     assert sum(row.last for _, row in Player(task).walk(60)) >= 1
+
+
+def test_an_aec_environment_is_converted_where_that_is_safe() -> None:
+    need("pettingzoo", "pygame", "mpe2")
+    aec, parallel = (Player(Factory(path=f"mpe2.simple_tag_v3:{maker}")) for maker in ("env", "parallel_env"))
+    assert aec.spec.limit == parallel.spec.limit == 25
+    for (_, a), (_, b) in zip(aec.walk(60), parallel.walk(60), strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def test_overhead_of_the_loop() -> None:
