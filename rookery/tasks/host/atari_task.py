@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError, suggest
-from rookery.core.host import HostEnvs, Rows
+from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -26,7 +26,7 @@ from rookery.tasks.host.spaces import Actions, Observations
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Atari:
+class Atari(HostTask):
     """An Atari game. Observations are uint8 [height, width, channel]: the last frames, oldest first."""
 
     family: Literal["atari"] = "atari"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs
+from rookery.core.host import HostEnvs, HostTask
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -17,7 +17,7 @@ from rookery.tasks.host.pymarl_task import METHODS, PyMarl
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Factory:
+class Factory(HostTask):
     """A function or class that returns a gymnasium.Env, a PettingZoo environment or a PyMARL MultiAgentEnv."""
 
     family: Literal["host"] = "host"

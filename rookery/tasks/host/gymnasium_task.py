@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, Rows
+from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -35,7 +35,7 @@ LIMITS = ("max_steps", "_max_episode_steps")
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Gymnasium:
+class Gymnasium(HostTask):
     """A registered Gymnasium environment."""
 
     family: Literal["gymnasium"] = "gymnasium"

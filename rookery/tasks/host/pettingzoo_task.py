@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError, suggest
-from rookery.core.host import HostEnvs, Rows
+from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -30,7 +30,7 @@ from rookery.tasks.host.spaces import Actions, Observations, mask_of, show, viol
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class PettingZoo:
+class PettingZoo(HostTask):
     """A PettingZoo environment, parallel or AEC."""
 
     family: Literal["pettingzoo"] = "pettingzoo"

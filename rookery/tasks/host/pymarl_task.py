@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, Rows
+from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -31,7 +31,7 @@ WINS = ("battle_won", "score_reward", "is_success", "success")
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class PyMarl:
+class PyMarl(HostTask):
     """An environment with PyMARL's MultiAgentEnv interface."""
 
     family: Literal["pymarl"] = "pymarl"
