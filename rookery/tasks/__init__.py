@@ -1,6 +1,7 @@
 """Environments behind one `Step`. Importing this package fills TASKS and TASK_FAMILIES."""
 
-from rookery.tasks import compiled
+from rookery.tasks import compiled, host
 from rookery.tasks.catalog import FACTS, Facts, describe
+from rookery.tasks.host import find_task, installed
 
-__all__ = ["FACTS", "Facts", "compiled", "describe"]
+__all__ = ["FACTS", "Facts", "compiled", "describe", "find_task", "host", "installed"]

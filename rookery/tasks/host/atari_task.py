@@ -1,0 +1,199 @@
+"""Atari games on ale-py's emulator: `atari:MsPacman`.
+
+Not on ale-py's vector environment: there a reset from a seed loads the ROM anew, which takes as long as 200 steps, and
+a reset without one depends on all that was played before. Here the emulator's state after its first reset is kept and
+restored, and everything random (no-ops, sticky actions) is drawn from the episode's seed, so the same seed and actions
+give the same rows. Frames are those of the vector environment to the bit, but for the frame of a game that ended within
+a frame skip: there it repeats an old one, and here the last one is seen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rookery.core.errors import ConfigError, suggest
+from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.registry import TASK_FAMILIES, family
+from rookery.core.types import Spec
+from rookery.tasks.host import base
+from rookery.tasks.host.gymnasium_task import make_spec
+from rookery.tasks.host.spaces import Actions, Observations
+
+
+@family(TASK_FAMILIES)
+@dataclass(frozen=True)
+class Atari(HostTask):
+    """An Atari game. Observations are uint8 [height, width, channel]: the last frames, oldest first."""
+
+    family: Literal["atari"] = "atari"
+    game: str = "Pong"
+    """Name of the game, MsPacman or ms_pacman. Settings that ids such as PongNoFrameskip-v4 imply are fields here."""
+    frame_skip: int = 4
+    """Emulator frames per action."""
+    maxpool: bool = True
+    """Observe the maximum of the last two frames of a frame skip, against flicker."""
+    sticky: float = 0.0
+    """Probability that the emulator repeats the previous action (0.25 in Machado et al. 2018)."""
+    noop_max: int = 30
+    """An episode begins with 1 to so many no-op frames, drawn from its seed; 0: none."""
+    fire_reset: bool = True
+    """Press fire for one frame at the beginning of an episode, in games that know this button alone."""
+    grey: bool = True
+    """Grey frames; otherwise three color channels per frame."""
+    size: int = 84
+    """Height and width of a frame."""
+    stack: int = 4
+    """Frames in one observation."""
+    clip_rewards: bool = True
+    """Clip rewards to -1..1. `success` then holds the game's score without clipping, which is what episodes are scored
+    by."""
+    life_loss: bool = False
+    """The return ends when a life is lost: the discount of that row is 0, though the game goes on without `last`."""
+    full_actions: bool = False
+    """All 18 actions instead of those that the game knows."""
+    frames: int = 108_000
+    """Emulator frames after which an episode is truncated."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("frame_skip", 1), ("noop_max", 0), ("size", 1), ("stack", 1), ("frames", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"task.{name} must be at least {low}, not {getattr(self, name)}.")
+        if not 0 <= self.sticky < 1:
+            raise ConfigError(f"task.sticky must be from 0 to below 1, not {self.sticky}.")
+
+    @property
+    def spec(self) -> Spec:
+        """The static facts of the game."""
+        return base.spec_of(self)
+
+    def open(self, envs: int) -> HostEnvs:
+        """So many games, stepped in a loop. The emulator holds Python's lock: only processes step it in parallel."""
+        return base.open_envs(self, envs)
+
+    def make(self) -> AtariGame:
+        """One game."""
+        return AtariGame(self)
+
+
+class AtariGame:
+    """One emulator that writes rows."""
+
+    def __init__(self, config: Atari) -> None:
+        from gymnasium.spaces import Box, Discrete
+
+        name = f"atari:{config.game}"
+        ale_py = base.import_module("ale_py", name)
+        self._cv2 = base.import_module("cv2", name)
+        self._cv2.setNumThreads(1)  # a frame is too small to share; one process per core steps the games
+        self._config, self._ale = config, _emulator(ale_py, config.game)
+        self._start = self._ale.cloneState()
+        minimal = self._ale.getMinimalActionSet()
+        self._set = list(self._ale.getLegalActionSet() if config.full_actions else minimal)
+        self._noop, fire = ale_py.Action.NOOP, ale_py.Action.FIRE
+        self._fire = fire if config.fire_reset and fire in minimal else None
+        self._channels = 1 if config.grey else 3
+        shape = (config.size, config.size, config.stack * self._channels)
+        self.actions = Actions(name, ["agent"], [Discrete(len(self._set))])
+        self.observations = Observations(name, ["agent"], [Box(0, 255, shape, np.uint8)])
+        self.spec = make_spec(
+            name,
+            ["agent"],
+            self.actions,
+            self.observations,
+            limit=-(-config.frames // config.frame_skip),
+            score="success" if config.clip_rewards else "return",
+        )
+        self._pair = np.zeros((2, *self._ale.getScreenDims(), *([] if config.grey else [3])), np.uint8)
+        self._look = self._ale.getScreenGrayscale if config.grey else self._ale.getScreenRGB
+        self._stack: deque[np.ndarray] = deque(maxlen=config.stack)
+        self._rng, self._pressed = np.random.default_rng(0), self._noop
+        self._t, self._lives, self._score = 0, 0, 0.0
+
+    def reset(self, seed: int, row: Rows) -> None:
+        """Begin a game."""
+        self._rng, self._pressed = np.random.default_rng(seed), self._noop
+        self._ale.restoreState(self._start)
+        noops = int(self._rng.integers(1, self._config.noop_max + 1)) if self._config.noop_max else 0
+        for action in [*[self._noop] * noops, *([self._fire] if self._fire is not None else [])]:
+            self._ale.act(action)
+            if self._ale.game_over(with_truncation=False):
+                self._ale.restoreState(self._start)
+        self._t, self._lives, self._score = 0, self._ale.lives(), 0.0
+        self._look(self._pair[0])
+        self._stack.clear()
+        self._stack.extend([np.zeros_like(self._frame(self._pair[0]))] * (self._config.stack - 1))
+        self._show(self._pair[0], row)
+
+    def step(self, action: Any, row: Rows) -> None:
+        """Hold an action for `frame_skip` frames."""
+        chosen, config = self._set[action[0]], self._config
+        reward, over, pooled = 0.0, False, False
+        for frame in range(config.frame_skip):
+            if not config.sticky or self._rng.random() >= config.sticky:
+                self._pressed = chosen
+            reward += self._ale.act(self._pressed)
+            if frame == config.frame_skip - 2 and config.maxpool:
+                self._look(self._pair[1])
+                pooled = True  # not in a game that ended before: the other frame would be an old one
+            over = self._ale.game_over(with_truncation=False)
+            if over:
+                break
+        self._look(self._pair[0])
+        self._show(np.maximum(self._pair[0], self._pair[1]) if pooled else self._pair[0], row)
+        self._t += 1
+        self._score += reward
+        row.reward[0] = min(max(reward, -1.0), 1.0) if config.clip_rewards else reward
+        lives = self._ale.lives()
+        row.discount[0] = not (over or (config.life_loss and lives < self._lives))
+        self._lives = lives
+        if over or self._t == self.spec.limit:
+            row.last[...] = True
+            row.success[...] = self._score if config.clip_rewards else 0.0
+
+    def close(self) -> None:
+        """Nothing to release: the emulator goes with its last reference."""
+
+    def _frame(self, screen: np.ndarray) -> np.ndarray:
+        size = self._config.size
+        return self._cv2.resize(screen, (size, size), interpolation=self._cv2.INTER_AREA)
+
+    def _show(self, screen: np.ndarray, row: Rows) -> None:
+        """Write the last frames as channels, oldest first; plane by plane, which is five times a transpose."""
+        self._stack.append(self._frame(screen))
+        out, channels = row.obs[0], self._channels
+        for k, frame in enumerate(self._stack):
+            if channels == 1:
+                out[..., k] = frame
+            else:
+                out[..., k * channels : (k + 1) * channels] = frame
+
+
+def _emulator(ale_py: Any, game: str) -> Any:
+    """The emulator after its first reset, without randomness of its own."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", 0)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.setInt("max_num_frames_per_episode", 0)
+    ale.loadROM(ale_py.roms.get_rom_path(rom(game)))
+    ale.reset_game()
+    return ale
+
+
+def rom(game: str) -> str:
+    """ale-py's name of a game; case and underscores do not matter."""
+    known = base.import_module("ale_py.roms", f"atari:{game}").get_all_rom_ids()
+    plain = {name.replace("_", ""): name for name in known}
+    found = plain.get(game.replace("_", "").lower())
+    if found is None and "-v" in game:
+        raise ConfigError(
+            f"atari:{game}: give the bare name of the game. What an id implies is set by fields: v5 is --task.sticky "
+            "0.25, v4 is --task.sticky 0, NoFrameskip is --task.frame-skip 1 without a preprocessing wrapper."
+        )
+    if found is None:
+        raise ConfigError(f"unknown Atari game '{game}'.{suggest(game.lower(), known)}")
+    return found

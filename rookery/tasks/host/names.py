@@ -1,0 +1,183 @@
+"""Task names: entries of the catalog, and prefixes that open host environments."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import pkgutil
+import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from typing import Any
+
+from rookery.core.errors import ConfigError, suggest
+from rookery.core.registry import TASKS
+from rookery.tasks import compiled  # noqa: F401  (fills TASKS)
+from rookery.tasks.host.atari_task import Atari, rom
+from rookery.tasks.host.base import EXTRAS, import_module
+from rookery.tasks.host.factory_task import Factory
+from rookery.tasks.host.gymnasium_task import PLUGINS, Gymnasium
+from rookery.tasks.host.pettingzoo_task import PettingZoo
+from rookery.tasks.host.pymarl_task import PyMarl
+
+PREFIXES = ("gymnasium", "pettingzoo", "atari", "pymarl", "host")
+KNOWN_IDS: Mapping[str, Mapping[str, Any]] = {
+    "Foraging": {"limit_is_truncation": True},
+    "rware": {"limit_is_truncation": True},
+}
+"""Beginning of a Gymnasium id -> settings that its environments need: they report time limits as terminations."""
+KNOWN_MODULES: Mapping[str, Mapping[str, Any]] = {
+    "mpe2.simple_adversary_v3": {"cooperative": False},
+    "mpe2.simple_crypto_v3": {"cooperative": False, "teams": ("adversary", "good", "good")},
+    "mpe2.simple_push_v3": {"cooperative": False},
+    "mpe2.simple_tag_v3": {"cooperative": False},
+    "mpe2.simple_world_comm_v3": {"cooperative": False, "teams": ("adversary",) * 4 + ("agent",) * 2},
+    "pettingzoo.classic.tictactoe_v3": {"cooperative": False, "limit": 9},
+    "pettingzoo.classic.connect_four_v3": {"cooperative": False, "limit": 42},
+    "pettingzoo.classic.hanabi_v5": {"cooperative": True},
+    "pettingzoo.classic.": {"cooperative": False},
+    "pettingzoo.atari.entombed_cooperative": {"cooperative": True},
+    "pettingzoo.atari.": {"cooperative": False},
+    "magent2.environments.": {"cooperative": False},
+}
+"""Beginning of a PettingZoo module -> its settings; the first match counts."""
+PACKAGES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
+MORE = ("magent2.environments", "gymnasium_robotics.envs.multiagent_mujoco")
+
+
+def find_task(name: str) -> Any:
+    """The task config of a name; a ConfigError says what is unknown or not installed."""
+    prefix, colon, rest = name.partition(":")
+    if not colon:
+        if name not in TASKS:
+            known = [*TASKS, *(f"{p}:..." for p in PREFIXES)]
+            raise ConfigError(f"unknown task '{name}'.{suggest(name, known)}")
+        return TASKS[name]
+    if prefix not in PREFIXES:
+        raise ConfigError(f"unknown task '{name}': no prefix '{prefix}:'.{suggest(prefix, PREFIXES)}")
+    if not rest:
+        raise ConfigError(f"task '{name}' lacks the name after '{prefix}:'.")
+    return _OPENERS[prefix](rest)
+
+
+def _gymnasium(rest: str) -> Gymnasium:
+    import_module("gymnasium", f"gymnasium:{rest}")
+    task = Gymnasium(id=rest)
+    bare = rest.rpartition(":")[2]
+    for beginning, values in KNOWN_IDS.items():
+        if bare.startswith(beginning):
+            task = replace(task, **values)
+    return task
+
+
+def _pettingzoo(rest: str) -> PettingZoo:
+    import_module("pettingzoo", f"pettingzoo:{rest}")
+    import_module(rest, f"pettingzoo:{rest}")
+    for beginning, values in KNOWN_MODULES.items():
+        if rest.startswith(beginning):
+            return PettingZoo(module=rest, **values)
+    return PettingZoo(module=rest)
+
+
+def _atari(rest: str) -> Atari:
+    rom(rest)
+    return Atari(game=rest)
+
+
+def _pymarl(rest: str) -> PyMarl:
+    _load(rest, "pymarl")
+    return PyMarl(path=rest)
+
+
+def _factory(rest: str) -> Factory:
+    _load(rest, "host")
+    return Factory(path=rest)
+
+
+def _load(rest: str, prefix: str) -> None:
+    from rookery.tasks.host.base import load
+
+    load(rest, f"{prefix}:{rest}")
+
+
+_OPENERS = {
+    "gymnasium": _gymnasium,
+    "pettingzoo": _pettingzoo,
+    "atari": _atari,
+    "pymarl": _pymarl,
+    "host": _factory,
+}
+
+
+def installed() -> dict[str, tuple[str, ...]]:
+    """Prefix -> full names of the host environments that can be opened here. Imports what it lists."""
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        return {"gymnasium": _registered(), "pettingzoo": _modules(), "atari": _games()}
+
+
+def _exists(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _registered() -> tuple[str, ...]:
+    if not _exists("gymnasium"):
+        return ()
+    import gymnasium
+
+    for package in {*PLUGINS.values()} - {"ale_py"}:
+        if _exists(package):
+            importlib.import_module(package)
+    needs = {"box2d": "Box2D", "mujoco": "mujoco", "classic_control": "gymnasium", "toy_text": "gymnasium"}
+    found: list[str] = []
+    for name, spec in gymnasium.registry.items():
+        point = spec.entry_point if isinstance(spec.entry_point, str) else ""
+        group = point.split(":")[0].split(".")[2] if point.startswith("gymnasium.envs.") else "gymnasium"
+        if name.startswith("ALE/") or "NoFrameskip" in name or not _exists(needs.get(group, "gymnasium")):
+            continue
+        if "ale_py" not in point and group not in ("phys2d", "tabular"):
+            found.append(f"gymnasium:{name}")
+    return tuple(sorted(found))
+
+
+def _modules() -> tuple[str, ...]:
+    if not _exists("pettingzoo"):
+        return ()
+    found: list[str] = []
+    for package in (*PACKAGES, *MORE):
+        if not _exists(package):
+            continue
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            name = f"{package}.{module.name}"
+            if module.name.rpartition("_v")[2].isdigit() and _opens(name):
+                found.append(f"pettingzoo:{name}")
+    return tuple(found)
+
+
+def _opens(module: str) -> bool:
+    """Whether the module can be imported with what is installed, and is an environment."""
+    try:
+        found = vars(importlib.import_module(module))
+    except Exception:  # a package of somebody else may raise anything
+        return False
+    return "parallel_env" in found or "env" in found
+
+
+def _games() -> tuple[str, ...]:
+    if not _exists("ale_py"):
+        return ()
+    names = importlib.import_module("ale_py.roms").get_all_rom_ids()
+    return tuple(f"atari:{''.join(part.capitalize() for part in name.split('_'))}" for name in sorted(names))
+
+
+def extras() -> dict[str, bool]:
+    """Extra -> whether all its packages are installed."""
+    found: dict[str, bool] = {}
+    for package, extra in EXTRAS.items():
+        found[extra] = found.get(extra, True) and _exists(package)
+    return found

@@ -1,0 +1,158 @@
+"""Names, their errors, and configs as JSON."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tyro
+from host_play import need
+
+from rookery.core import config as configs
+from rookery.core.errors import ConfigError
+from rookery.core.registry import TASK_FAMILIES, TASKS
+from rookery.tasks.host import names
+from rookery.tasks.host.atari_task import Atari
+from rookery.tasks.host.gymnasium_task import Gymnasium
+from rookery.tasks.host.names import find_task, installed
+from rookery.tasks.host.pettingzoo_task import PettingZoo
+
+
+def test_catalog_names_are_found() -> None:
+    assert find_task("maze/static") is TASKS["maze/static"]
+    assert isinstance(find_task("gymnasium:CartPole-v1"), Gymnasium)
+    assert find_task("gymnasium:Foraging-8x8-2p-3f-v3").limit_is_truncation
+
+
+def test_known_modules_have_their_teams() -> None:
+    need("pettingzoo", "mpe2")
+    assert find_task("pettingzoo:mpe2.simple_spread_v3").cooperative
+    crypto = find_task("pettingzoo:mpe2.simple_crypto_v3").spec
+    assert dict(zip(crypto.agents, crypto.teams, strict=True)) == {
+        "eve_0": "adversary",
+        "bob_0": "good",
+        "alice_0": "good",
+    }
+    world = find_task("pettingzoo:mpe2.simple_world_comm_v3").spec
+    assert [a.endswith("adversary_" + a[-1]) for a in world.agents] == [t == "adversary" for t in world.teams]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("maze/statik", "unknown task 'maze/statik'. Did you mean 'maze/static'"),
+        ("gymnasum:CartPole-v1", "no prefix 'gymnasum:'. Did you mean 'gymnasium'"),
+        ("gymnasium:", "lacks the name"),
+        ("pettingzoo:mpe2.simple_spred_v3", "no module 'simple_spred_v3' in 'mpe2'. Did you mean 'simple_spread_v3'"),
+        ("pymarl:no_such_package.envs:World", "there is no module 'no_such_package'. Is its package installed"),
+        ("pymarl:host_toys:Coridor", "'host_toys' has no 'Coridor'. Did you mean 'Corridor'"),
+        ("pymarl:host_toys", "expected package.module:name"),
+        ("atari:MsPackman", "unknown Atari game 'MsPackman'. Did you mean 'ms_pacman'"),
+        ("atari:PongNoFrameskip-v4", "give the bare name"),
+    ],
+)
+def test_errors_of_names(name: str, words: str) -> None:
+    need("pettingzoo", "mpe2", "ale_py")
+    with pytest.raises(ConfigError) as error:
+        find_task(name)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gymnasium:CartPol-v1", "Did you mean 'CartPole-v"),
+        ("host:host_toys:nothing", "returned int, which is neither"),
+        ("pymarl:host_toys:cart_pole", "no MultiAgentEnv interface: get_env_info"),
+        ("pettingzoo:pettingzoo.classic", "neither parallel_env nor env"),
+    ],
+)
+def test_errors_of_opening(name: str, words: str) -> None:
+    need("pettingzoo")
+    with pytest.raises(ConfigError) as error:
+        _ = find_task(name).spec
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [("atari:Pong", "ale_py", "atari"), ("pettingzoo:mpe2.simple_v3", "mpe2", "pettingzoo")],
+)
+def test_a_missing_extra_is_named(name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [m for m in sys.modules if m.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    import importlib
+
+    real = importlib.import_module
+
+    def absent(module: str, *rest: Any) -> Any:
+        if module.split(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+        return real(module, *rest)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(ConfigError) as error:
+        find_task(name)
+    assert f"pip install 'rookery[{extra}]'" in str(error.value)
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"task\.kwargs must be a JSON object"):
+        Gymnasium(kwargs="[1]")
+    with pytest.raises(ConfigError, match=r"cannot be opened with task\.kwargs .*gravitas"):
+        _ = Gymnasium(kwargs='{"gravitas": 3}').spec
+    with pytest.raises(ConfigError, match=r"task\.frame_skip at least 1"):
+        Gymnasium(frame_skip=0)
+    with pytest.raises(ConfigError, match=r"has no 'TimeLimits'\. Did you mean 'TimeLimit'"):
+        _ = Gymnasium(wrappers=("gymnasium.wrappers:TimeLimits",)).spec
+    with pytest.raises(ConfigError, match=r"has no state\(\) of its own"):
+        need("pettingzoo")
+        _ = PettingZoo(module="pettingzoo.classic.tictactoe_v3", state=True).spec
+
+
+def test_wrappers() -> None:
+    task = Gymnasium(id="Pendulum-v1", wrappers=('gymnasium.wrappers:TimeLimit({"max_episode_steps": 7})',))
+    assert task.spec.limit == 7
+    stacked = replace(task, wrappers=(*task.wrappers, 'gymnasium.wrappers:FrameStackObservation({"stack_size": 2})'))
+    assert stacked.spec.obs_shape == (2, 3)
+
+
+@pytest.mark.parametrize("family", ["gymnasium", "pettingzoo", "atari", "pymarl", "host"])
+def test_configs_are_json_both_ways(family: str) -> None:
+    task = TASK_FAMILIES[family]()
+    if "kwargs" in vars(task):
+        task = replace(task, kwargs='{"b": 1, "a": [2, {"c": null}]}')
+        assert task == replace(task, kwargs='{"a": [2, {"c": null}],   "b": 1}')
+    assert configs.from_json(type(task), configs.to_json(task)) == task and hash(task) == hash(replace(task))
+
+
+def test_the_command_line_takes_json() -> None:
+    args = ["--kwargs", '{"N": 3}', "--wrappers", '["gymnasium.wrappers:TimeLimit", "a:B"]', "--drop", "x", "y"]
+    task = tyro.cli(Gymnasium, args=args)
+    assert task.kwargs == '{"N": 3}' and task.wrappers == ("gymnasium.wrappers:TimeLimit", "a:B")
+    assert task.drop == ("x", "y")
+
+
+def test_installed_names_are_names() -> None:
+    need("pettingzoo", "mpe2", "ale_py", "minigrid")
+    found = installed()
+    assert "gymnasium:CartPole-v1" in found["gymnasium"] and "atari:MsPacman" in found["atari"]
+    assert "gymnasium:MiniGrid-DoorKey-5x5-v0" in found["gymnasium"]
+    assert "pettingzoo:mpe2.simple_tag_v3" in found["pettingzoo"]
+    assert "pettingzoo:pettingzoo.classic.tictactoe_v3" in found["pettingzoo"]
+    assert isinstance(find_task("atari:TicTacToe3d"), Atari) and len(found["atari"]) > 100
+
+
+def test_importing_the_tasks_imports_no_environment() -> None:
+    packages = "{'gymnasium', 'pettingzoo', 'ale_py', 'mpe2'}"
+    code = f"import sys, rookery.tasks.host; print({packages} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_prefixes_are_families() -> None:
+    assert {*names.PREFIXES} <= {*TASK_FAMILIES}
+    assert all(callable(getattr(TASK_FAMILIES[p], "open", None)) for p in names.PREFIXES)
