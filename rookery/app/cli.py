@@ -127,6 +127,8 @@ class Tasks:
 
     filter: tyro.conf.Positional[str] = ""
     """Show only tasks whose name begins with this."""
+    host: bool = False
+    """List the installed host environments instead (Gymnasium, PettingZoo, Atari)."""
     json: bool = False
     """Print JSON."""
 
@@ -134,10 +136,22 @@ class Tasks:
         """Run the command."""
         from rookery.tasks.catalog import FACTS, describe
 
+        if self.host:
+            return self._host()
         names = [name for name in sorted(FACTS) if name.startswith(self.filter)]
         if not names:
             raise ConfigError(f"no task's name begins with '{self.filter}'.{suggest(self.filter, FACTS)}")
         print_rows([describe(name) for name in names], self.json)
+        return 0
+
+    def _host(self) -> int:
+        from rookery.tasks.host.names import extras, installed
+
+        rows = [{"task": name} for names in installed().values() for name in names if name.startswith(self.filter)]
+        print_rows(rows, self.json)
+        absent = [f"rookery[{extra}]" for extra, there in extras().items() if not there]
+        if absent and not self.json:
+            print(f"not installed: {', '.join(absent)}")
         return 0
 
 

@@ -15,7 +15,7 @@ import tyro
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import PRESETS, TASKS, lookup
+from rookery.core.registry import PRESETS, TASKS, find_task, lookup
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 
 LogNames = Annotated[str, tyro.conf.arg(metavar="NAME,..")]
@@ -64,7 +64,7 @@ def config(
     """
     load_registries()
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    algo, world = lookup(PRESETS, preset, "preset"), lookup(TASKS, task, "task")
+    algo, world = lookup(PRESETS, preset, "preset"), find_task(task)
     made = RunConfig(preset, task, algo, world, steps=steps, seeds=chosen)
     for path, value in values.items():
         made = configs.set_path(made, path, value)
@@ -85,7 +85,7 @@ def parse_train(argv: Sequence[str]) -> tuple[Train, RunConfig]:
     if not task_name:
         _parse(Train(), {"algo": algo}, preset, rest)
         raise ConfigError(f"--task is missing. Known: {', '.join(sorted(TASKS))}.")
-    task = base.task if base and base.task_name == task_name else lookup(TASKS, task_name, "task")
+    task = base.task if base and base.task_name == task_name else find_task(task_name)
     base = dataclasses.replace(base or RunConfig(preset, task_name, algo, task), preset=preset, task_name=task_name)
     defaults = _as_options(base)
     given, values = _parse(defaults, {"algo": algo, "task": task}, preset, rest)

@@ -46,7 +46,7 @@ def _problems(config: Any, prefix: str) -> typing.Iterator[str]:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from _problems(typing.cast(Any, value), path)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            bounds = bounds_of(type(config), field.name)
+            bounds = bounds_of(config.__class__, field.name)
             if not math.isfinite(value):
                 yield f"{path} must be a finite number, got {value}."
             elif not all(_holds(bound, value) for bound in bounds):

@@ -17,6 +17,8 @@ PRESETS: dict[str, Any] = {}
 """preset name -> algorithm config."""
 TASKS: dict[str, Any] = {}
 """task name -> task config."""
+TASK_PREFIXES: dict[str, Callable[[str], Any]] = {}
+"""prefix -> from the name after "prefix:" to a task config; raises `ConfigError` if there is no such environment."""
 
 
 def family(table: dict[str, type]) -> Callable[[C], C]:
@@ -27,6 +29,26 @@ def family(table: dict[str, type]) -> Callable[[C], C]:
         return cls
 
     return enter
+
+
+def find_task(name: str) -> Any:
+    """The task config of a name: an entry of the catalog, or what follows a prefix such as "gymnasium:"."""
+    prefix, colon, rest = name.partition(":")
+    if not colon:
+        return lookup({**TASKS, **{f"{p}:...": None for p in TASK_PREFIXES}}, name, "task")
+    if prefix not in TASK_PREFIXES:
+        raise ConfigError(f"unknown task '{name}': no prefix '{prefix}:'.{suggest(prefix, TASK_PREFIXES)}")
+    if not rest:
+        raise ConfigError(f"task '{name}' lacks the name after '{prefix}:'.")
+    return TASK_PREFIXES[prefix](rest)
+
+
+def known_task(name: str) -> Any | None:
+    """The task config of a name; None if it is unknown here, for example because its package is not installed."""
+    try:
+        return find_task(name)
+    except ConfigError:
+        return None
 
 
 def lookup(table: dict[str, Any], name: str, what: str) -> Any:

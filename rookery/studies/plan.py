@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeGuard
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, suggest
-from rookery.core.registry import PRESETS, TASKS, lookup
+from rookery.core.registry import PRESETS, find_task, known_task, lookup
 from rookery.training import reads
 from rookery.training.check import check
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
@@ -195,7 +195,8 @@ def algorithm_label(config: RunConfig) -> str:
 
 def task_label(name: str, task: Any) -> str:
     """The task's name and what the run changes of it."""
-    return " ".join([name, *configs.overrides(TASKS[name], task)]) if name in TASKS else name
+    plain = known_task(name)
+    return name if plain is None else " ".join([name, *configs.overrides(plain, task)])
 
 
 # --- the entries of a file
@@ -247,7 +248,14 @@ def _task(entry: Any, index: int, steps: int) -> tuple[str, Any, int]:
     where = f"tasks[{index}]"
     values = _table(entry, "name", where)
     name, steps = values.pop("name"), _integer(values.pop("steps", steps), f"{where}.steps")
-    return name, _with_overrides(lookup(TASKS, name, f"task in {where}:"), values, where), steps
+    return name, _with_overrides(_named_task(name, where), values, where), steps
+
+
+def _named_task(name: str, where: str) -> Any:
+    try:
+        return find_task(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _table(entry: Any, name: str, where: str) -> dict[str, Any]:

@@ -2,6 +2,6 @@
 
 from rookery.tasks import compiled, host
 from rookery.tasks.catalog import FACTS, Facts, describe
-from rookery.tasks.host import find_task, installed
+from rookery.tasks.host import installed
 
-__all__ = ["FACTS", "Facts", "compiled", "describe", "find_task", "host", "installed"]
+__all__ = ["FACTS", "Facts", "compiled", "describe", "host", "installed"]

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rookery.core.registry import TASKS, lookup
+from rookery.core.registry import TASKS, find_task
 from rookery.tasks import compiled  # noqa: F401  (fills TASKS)
 
 UNKNOWN = "not yet measured"
@@ -276,7 +276,7 @@ FACTS: dict[str, Facts] = {
 
 def shapes(name: str) -> dict[str, Any]:
     """Sizes of a task, read off its spec. Builds the task: a second for some."""
-    spec = lookup(TASKS, name, "task").spec
+    spec = find_task(name).spec
     return {
         "agents": spec.n_agents,
         "teams": list(dict.fromkeys(spec.teams)),

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import PRESETS, TASKS
+from rookery.core.registry import PRESETS, known_task
 from rookery.training.config import RunConfig
 from rookery.training.engine import trace
 
@@ -59,7 +59,7 @@ def _reads(algo: Any, task: Any, wanted: frozenset[str]) -> frozenset[str]:
 
 def _chosen(config: RunConfig) -> list[str]:
     """What the user set; nothing is known of a preset or task that is not registered here."""
-    bases = {"algo": PRESETS.get(config.preset, config.algo), "task": TASKS.get(config.task_name, config.task)}
+    bases = {"algo": PRESETS.get(config.preset, config.algo), "task": known_task(config.task_name) or config.task}
     changed = [
         f"{part}.{path}"
         for part, base in bases.items()

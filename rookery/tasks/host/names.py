@@ -1,4 +1,4 @@
-"""Task names: entries of the catalog, and prefixes that open host environments."""
+"""Task names with a prefix, which open host environments, and what is installed of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from typing import Any
 
-from rookery.core.errors import ConfigError, suggest
-from rookery.core.registry import TASKS
-from rookery.tasks import compiled  # noqa: F401  (fills TASKS)
+from rookery.core.registry import TASK_PREFIXES
 from rookery.tasks.host.atari_task import Atari, rom
-from rookery.tasks.host.base import EXTRAS, import_module
+from rookery.tasks.host.base import EXTRAS, import_module, load
 from rookery.tasks.host.factory_task import Factory
 from rookery.tasks.host.gymnasium_task import PLUGINS, Gymnasium
 from rookery.tasks.host.pettingzoo_task import PettingZoo
 from rookery.tasks.host.pymarl_task import PyMarl
 
-PREFIXES = ("gymnasium", "pettingzoo", "atari", "pymarl", "host")
 KNOWN_IDS: Mapping[str, Mapping[str, Any]] = {
     "Foraging": {"limit_is_truncation": True},
     "rware": {"limit_is_truncation": True},
@@ -45,21 +42,6 @@ KNOWN_MODULES: Mapping[str, Mapping[str, Any]] = {
 """Beginning of a PettingZoo module -> its settings; the first match counts."""
 PACKAGES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
 MORE = ("magent2.environments", "gymnasium_robotics.envs.multiagent_mujoco")
-
-
-def find_task(name: str) -> Any:
-    """The task config of a name; a ConfigError says what is unknown or not installed."""
-    prefix, colon, rest = name.partition(":")
-    if not colon:
-        if name not in TASKS:
-            known = [*TASKS, *(f"{p}:..." for p in PREFIXES)]
-            raise ConfigError(f"unknown task '{name}'.{suggest(name, known)}")
-        return TASKS[name]
-    if prefix not in PREFIXES:
-        raise ConfigError(f"unknown task '{name}': no prefix '{prefix}:'.{suggest(prefix, PREFIXES)}")
-    if not rest:
-        raise ConfigError(f"task '{name}' lacks the name after '{prefix}:'.")
-    return _OPENERS[prefix](rest)
 
 
 def _gymnasium(rest: str) -> Gymnasium:
@@ -97,18 +79,10 @@ def _factory(rest: str) -> Factory:
 
 
 def _load(rest: str, prefix: str) -> None:
-    from rookery.tasks.host.base import load
-
     load(rest, f"{prefix}:{rest}")
 
 
-_OPENERS = {
-    "gymnasium": _gymnasium,
-    "pettingzoo": _pettingzoo,
-    "atari": _atari,
-    "pymarl": _pymarl,
-    "host": _factory,
-}
+TASK_PREFIXES.update(gymnasium=_gymnasium, pettingzoo=_pettingzoo, atari=_atari, pymarl=_pymarl, host=_factory)
 
 
 def installed() -> dict[str, tuple[str, ...]]:

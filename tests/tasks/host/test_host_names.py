@@ -13,11 +13,10 @@ from host_play import need
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import TASK_FAMILIES, TASKS
-from rookery.tasks.host import names
+from rookery.core.registry import TASK_FAMILIES, TASK_PREFIXES, TASKS, find_task
 from rookery.tasks.host.atari_task import Atari
 from rookery.tasks.host.gymnasium_task import Gymnasium
-from rookery.tasks.host.names import find_task, installed
+from rookery.tasks.host.names import installed
 from rookery.tasks.host.pettingzoo_task import PettingZoo
 
 
@@ -154,5 +153,5 @@ def test_importing_the_tasks_imports_no_environment() -> None:
 
 
 def test_prefixes_are_families() -> None:
-    assert {*names.PREFIXES} <= {*TASK_FAMILIES}
-    assert all(callable(getattr(TASK_FAMILIES[p], "open", None)) for p in names.PREFIXES)
+    assert {*TASK_PREFIXES} <= {*TASK_FAMILIES}
+    assert all(callable(getattr(TASK_FAMILIES[p], "open", None)) for p in TASK_PREFIXES)

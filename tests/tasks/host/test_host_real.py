@@ -12,7 +12,7 @@ import pytest
 from host_play import Player, check_first, need
 
 from rookery.core.host import HostTask, Rows, empty_rows
-from rookery.tasks.host.names import find_task
+from rookery.core.registry import find_task
 
 STEPS = 200
 pytestmark = pytest.mark.filterwarnings("ignore")
