@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from jaxtyping import install_import_hook
 
 # Before anything imports rookery: annotated shapes of functions and of modules' fields are checked where they are used.
@@ -17,3 +18,16 @@ CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "xla"
 os.environ["ROOKERY_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+# What starts processes, trains, or compiles many programs; `make check` leaves it out.
+SLOW = ("e2e", "contracts", "docs/test_extending.py", "studies/test_executors.py", "studies/test_study_cli.py")
+SLOW += ("training/test_resume.py", "training/test_shards.py", "training/test_train.py", "training/host")
+SLOW += ("tasks/host/test_host_real.py",)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow tests by where they are."""
+    here = Path(__file__).resolve().parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker("slow")
