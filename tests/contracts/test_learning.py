@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rookery.algorithms.inputs import own_view
 from small import assert_same
 
 from rookery.algorithms.q import Q, Replay, Target
 from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import Clock, Collect, global_state
 from rookery.nets.agent import Net
+from rookery.nets.inputs import own_view
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
 from rookery.tasks.catalog import FACTS

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 import rookery.tasks
-from rookery.core.registry import TASK_FAMILIES, TASKS
+from rookery.core.registry import TASK_FAMILIES, TASK_PREFIXES, TASKS
 from rookery.core.types import Step, Task
 from rookery.tasks.catalog import FACTS, describe, recorded_shapes, shapes
-from rookery.tasks.host.names import PREFIXES
 
 KEYS = {"legacy": jax.random.PRNGKey(0), "typed": jax.random.key(0)}
 # One of each family and each peculiarity; others differ from these in numbers only.
@@ -215,4 +214,4 @@ def test_a_task_imports_its_own_environment_only_and_leaves_jaxmarl_whole() -> N
 
 def test_registry_is_filled_by_importing_the_package() -> None:
     assert rookery.tasks.__all__
-    assert {name.split("/")[0] for name in TASKS} == set(TASK_FAMILIES) - set(PREFIXES)
+    assert {name.split("/")[0] for name in TASKS} == set(TASK_FAMILIES) - set(TASK_PREFIXES)

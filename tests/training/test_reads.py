@@ -75,7 +75,7 @@ def test_what_is_read_and_matters_changes_the_program() -> None:
         ),
         (run_of("qmix", **{"algo.optimiser.rms_decay": 0.9}), "Remove it, or set algo.optimiser.kind=rmsprop."),
         (run_of("qmix", **{"algo.epsilon.share": 0.5}), "with algo.epsilon.steps=50000. Remove it, or set"),
-        (run_of("mappo", **{"algo.chunk": 8}), "Remove it, or set algo.actor.kind=gru."),
+        (run_of("mappo", **{"algo.bptt_length": 8}), "Remove it, or set algo.actor.kind=gru."),
         (run_of("mappo", **{"algo.value.loss": "mse", "algo.value.huber": 1.0}), "algo.value.huber=1 has no effect"),
         (
             replace(run_of("vdn"), sweep=(Sweep("algo.mixer.gain", (0.5, 2.0)),)),
@@ -96,7 +96,7 @@ def test_a_dead_value_is_refused_with_the_switch_that_would_use_it(run: RunConfi
         run_of("qmix", **{"algo.mixer.embed": 64}),
         run_of("vdn", **{"algo.mixer.kind": "qmix", "algo.mixer.embed": 64}),
         run_of("qmix", **{"algo.optimiser.kind": "rmsprop", "algo.optimiser.rms_decay": 0.9}),
-        run_of("mappo", **{"algo.actor.kind": "gru", "algo.critic.kind": "gru", "algo.chunk": 8}),
+        run_of("mappo", **{"algo.actor.kind": "gru", "algo.critic.kind": "gru", "algo.bptt_length": 8}),
         run_of("qmix", **{"task.payoff": ((1.0, 2.0), (3.0, 4.0))}),
         replace(run_of("qmix"), sweep=(Sweep("algo.optimiser.lr", (1e-3, 1e-4)),)),
         replace(run_of("qmix"), preset="of another package", algo=replace(PRESETS["vdn"], gamma=0.5)),
