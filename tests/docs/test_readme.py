@@ -15,7 +15,7 @@ from codeblocks import ROOT, blocks, commands
 from rookery.app import cli, options
 from rookery.core.registry import PRESETS, TASKS
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 COMMANDS = [(page, c) for page in PAGES for b in blocks(page) if b.language == "console" for c in commands(b.text)]
 
