@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
+from rookery.core.host import HostTask
 from rookery.training.config import RunConfig
 
 MAX_STEPS = 4_000_000_000  # the step counter has 32 bits
@@ -28,6 +29,11 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"seeds must be different from each other, at least one; got {list(config.seeds)}.")
     config.algo.collect.check(config.task.spec)
     config.algo.check(config.task.spec)
+    if isinstance(config.task, HostTask) and config.algo.collect.shards > 1:
+        raise ConfigError(
+            f"algo.collect.shards is {config.algo.collect.shards}, but {config.task.spec.name} is stepped outside XLA, "
+            "where one device learns from all environments; use --algo.collect.shards 1."
+        )
     if config.sweep:
         _check_sweep(config)
 
