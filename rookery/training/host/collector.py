@@ -5,83 +5,138 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from rookery.training.compiled.compiler import jit
-from rookery.training.host.program import Acting, HostProgram, Leaves, Progress
+from rookery.training.compiled.rollout import Tally
+from rookery.training.host.program import Acting, HostProgram, Leaves, Progress, Shared
 from rookery.training.host.rebuild import replay
 from rookery.training.host.steppers import Stepper
 from rookery.training.host.worlds import HostWorlds, Journal
 from rookery.training.state import Member, member_infos
 
-Act = Callable[[Leaves, Acting, np.ndarray], tuple[Acting, Array]]
+Act = Callable[[Leaves, Shared, Acting, np.ndarray], tuple[Acting, Array]]
 
 
-class Collector:
-    """All environments of all members, moved together."""
+class _Half:
+    """Environments that are stepped together, and room for two rollouts of them."""
 
-    def __init__(self, program: HostProgram, stepper: Stepper) -> None:
-        spec, collect, packing = program.spec, program.config.algo.collect, program.packing
-        self.program, self.stepper = program, stepper
-        self.resumed = ""
-        """How the environments of a saved state were brought back; empty if there was none."""
-        self.journal = Journal(
-            spec, [info.seed for info in member_infos(program.config)], collect.envs, restart=collect.restart
-        )
+    def __init__(self, program: HostProgram, stepper: Stepper, index: int) -> None:
+        spec, packing = program.spec, program.packing
+        self.stepper = stepper
+        of_run = np.arange(program.members * program.envs).reshape(program.members, program.halves, program.together)
+        self.envs = of_run[:, index].reshape(-1)
+        """Which environments of the run they are."""
         # Two rollouts: learning may still read one while the next is being collected.
         self._blocks = [packing.empty(program.length + 1) for _ in range(2)]
         self._rows = [packing.rows(blocks) for blocks in self._blocks]
-        self._actions = np.zeros((program.length, packing.envs, spec.n_agents, *spec.action.shape), spec.action.dtype)
+        self.actions = np.zeros((program.length, packing.envs, spec.n_agents, *spec.action.shape), spec.action.dtype)
+        self.turn()
+
+    def turn(self) -> None:
+        """Use the other rollout."""
+        self._blocks.reverse()
+        self._rows.reverse()
+        self.blocks, self.rows = self._blocks[0], self._rows[0]
+
+
+class Collector:
+    """All environments of all members."""
+
+    def __init__(self, program: HostProgram, steppers: list[Stepper]) -> None:
+        collect, seeds = program.config.algo.collect, [info.seed for info in member_infos(program.config)]
+        self.program = program
+        self.journal = Journal(program.spec, seeds, collect.envs, restart=collect.restart)
+        self.halves = [_Half(program, stepper, i) for i, stepper in enumerate(steppers)]
+        self.resumed = ""
+        """How the environments of a saved state were brought back; empty if there was none."""
         self._restart = collect.restart
         self._look = jit(program.look)
         self._checksum: np.ndarray | None = None  # of the newest state that was handed out
 
-    def collect(self, act: Act, leaves: Leaves, acting: Acting) -> tuple[Acting, np.ndarray]:
-        """One rollout; returns its rows as blocks [time + 1, bytes]."""
-        stepper, journal, actions = self.stepper, self.journal, self._actions
-        self._blocks.reverse()
-        self._rows.reverse()
-        blocks, rows = self._blocks[0], self._rows[0]
+    @property
+    def restarts(self) -> int:
+        """Workers that were restarted so far."""
+        return sum(half.stepper.restarts for half in self.halves)
+
+    def close(self) -> None:
+        """Close all environments."""
+        for half in self.halves:
+            half.stepper.close()
+
+    def collect(
+        self, act: Act, leaves: Leaves, shared: Shared, acting: tuple[Acting, ...]
+    ) -> tuple[tuple[Acting, ...], tuple[np.ndarray, ...]]:
+        """One rollout; returns the rows of each half as blocks [time + 1, bytes]."""
+        halves, now = self.halves, list(acting)
+        for half in halves:
+            half.turn()
         if self._restart:
             self._begin_all()
-        block, last = stepper.block, stepper.rows.last
         for t in range(self.program.length):
-            blocks[t] = block
-            acting, action = act(leaves, acting, blocks[t])
-            actions[t] = action
-            begins = last.copy()
-            lost = stepper.step(actions[t], journal.next_seed)
-            if lost is not None:
-                rows.last[t, lost] = True  # as if the episode had been cut here
-                begins |= lost
-            if begins.any():
-                journal.begin(begins)
-        blocks[-1] = block
-        journal.record(rows.first, actions)
-        return acting, blocks
+            for i, half in enumerate(halves):
+                if t:
+                    self._arrive(half, t)
+                half.blocks[t] = half.stepper.block
+                # The environments of the other half move while this one acts.
+                now[i], action = act(leaves, shared, now[i], half.blocks[t])
+                half.actions[t] = action
+                half.stepper.send(half.actions[t], self._next_seed(half))
+        for half in halves:
+            self._arrive(half, self.program.length)
+            half.blocks[-1] = half.stepper.block
+        self._record()
+        return tuple(now), tuple(half.blocks for half in halves)
+
+    def _next_seed(self, half: _Half) -> np.ndarray:
+        return self.journal.next_seed if len(self.halves) == 1 else self.journal.next_seed[half.envs]
+
+    def _arrive(self, half: _Half, row: int) -> None:
+        """Wait for the row, and take note of the episodes that begin with it."""
+        lost = half.stepper.wait()
+        if lost is not None:
+            half.rows.last[row - 1, lost] = True  # as if their episodes had been cut here
+        begins = half.rows.last[row - 1]
+        if begins.any():
+            self.journal.begin(half.envs[begins])
+
+    def _record(self) -> None:
+        if len(self.halves) == 1:
+            self.journal.record(self.halves[0].rows.first, self.halves[0].actions)
+            return
+        order = np.argsort(np.concatenate([half.envs for half in self.halves]))
+        first = np.concatenate([half.rows.first for half in self.halves], axis=1)[:, order]
+        self.journal.record(first, np.concatenate([half.actions for half in self.halves], axis=1)[:, order])
 
     def _begin_all(self) -> None:
-        self.journal.begin(np.ones(self.program.packing.envs, bool))
+        """The next episode of every environment."""
+        self.journal.begin(np.arange(len(self.journal.seed)))
         self.journal.count[:] = 0
-        self.stepper.reset(self.journal.seed)
+        self._reset()
+
+    def _reset(self) -> None:
+        for half in self.halves:
+            half.stepper.reset(self.journal.seed[half.envs])
 
     def begin(self) -> Progress:
         """First episodes everywhere."""
-        self.stepper.reset(self.journal.seed)
+        self._reset()
         return self._begun()
 
     def _begun(self) -> Progress:
         """Scores and checksums after a reset of all environments."""
         fresh = self.program.progress()
-        return Progress(fresh.tally, self._look(fresh.checksum, self.stepper.block.copy()))
+        sums = self.program.split(fresh.checksum)
+        looked = [self._look(x, half.stepper.block.copy()) for x, half in zip(sums, self.halves, strict=True)]
+        return Progress(fresh.tally, jnp.concatenate(looked, axis=1))
 
-    def worlds(self, acting: Acting, progress: Progress) -> HostWorlds:
+    def worlds(self, acting: tuple[Acting, ...], progress: Progress) -> HostWorlds:
         """What a state holds of the environments."""
         self._checksum = np.asarray(progress.checksum)
-        return HostWorlds(**self.journal.arrays(), checksum=progress.checksum, carry=acting.carry, tally=progress.tally)
+        carry = self.program.join([half.carry for half in acting])
+        return HostWorlds(**self.journal.arrays(), checksum=progress.checksum, carry=carry, tally=progress.tally)
 
     # -- from a state -----------------------------------------------------------------------------------------------
     def attach(self, member: Member) -> tuple[Any, Progress]:
@@ -93,23 +148,23 @@ class Collector:
             return kept
         self.journal.load(worlds)
         if self._restart:
-            self.resumed = "every rollout begins with a reset"
+            self.resumed = "bit for bit: every rollout begins with a reset"
             return kept
         return self._rebuild(member, *kept)
 
     def _rebuild(self, member: Member, carry: Any, progress: Progress) -> tuple[Any, Progress]:
-        journal, envs = self.journal, self.program.packing.envs
-        long = journal.count > journal.actions.shape[1]
-        if long.any():
-            journal.begin(long)
-            journal.count[long] = 0
-        checksum = np.asarray(self._replay())
-        shape = checksum.shape[:2]
-        same = (checksum == np.asarray(progress.checksum)).all(axis=-1).reshape(-1)
-        if not (same | long).all():
+        journal, envs = self.journal, len(self.journal.seed)
+        room = journal.actions.shape[1]
+        long = journal.count > room
+        journal.begin(np.flatnonzero(long))
+        journal.count[long] = 0
+        checksum = self._replay()
+        same = (np.asarray(checksum) == np.asarray(progress.checksum)).all(axis=-1).reshape(-1)
+        different = np.sum(~(same | long))
+        if different:
             self.resumed = (
-                f"fresh episodes: {np.sum(~(same | long))} of {envs} environments did not show the same "
-                "observations again when their actions were repeated"
+                f"fresh episodes: {different} of {envs} environments did not show the same observations again when "
+                "their actions were repeated"
             )
             self._begin_all()
             return self.program.carries(member.swept, member.key), self._begun()
@@ -117,28 +172,19 @@ class Collector:
             self.resumed = f"bit for bit: {envs} environments repeated their actions and showed the same observations"
             return carry, progress
         self.resumed = (
-            f"fresh episodes in {np.sum(long)} of {envs} environments, whose episodes had more than "
-            f"{journal.actions.shape[1]:,} actions; the others repeated theirs and showed the same observations"
+            f"fresh episodes in {np.sum(long)} of {envs} environments, whose episodes had more than {room:,} actions; "
+            "the others repeated theirs and showed the same observations"
         )
-        begun = jnp.asarray(long.reshape(shape))
-        tally = eqx.tree_at(
-            lambda t: (t.returns, t.length),
-            progress.tally,
-            (
-                jnp.where(begun[..., None], 0.0, progress.tally.returns),
-                jnp.where(begun, 0, progress.tally.length),
-            ),
-        )
-        return carry, Progress(tally, jnp.asarray(checksum))
+        keep = ~jnp.asarray(long.reshape(checksum.shape[:2]))
+        return carry, Progress(Tally(progress.tally.returns * keep[..., None], progress.tally.length * keep), checksum)
 
     def _replay(self) -> Array:
         """Repeat the actions of all environments; returns the checksums of what they showed."""
-        checksum = self.program.progress().checksum
+        journal, sums = self.journal, list(self.program.split(self.program.progress().checksum))
+        for i, half in enumerate(self.halves):
 
-        def look(block: np.ndarray) -> None:
-            nonlocal checksum
-            checksum = self._look(checksum, block.copy())
+            def look(block: np.ndarray, i: int = i) -> None:
+                sums[i] = self._look(sums[i], block.copy())
 
-        journal = self.journal
-        replay(self.stepper, journal.seed, journal.actions, journal.count, look)
-        return checksum
+            replay(half.stepper, journal.seed[half.envs], journal.actions[half.envs], journal.count[half.envs], look)
+        return jnp.concatenate(sums, axis=1)

@@ -83,7 +83,8 @@ class Player:
         for _ in range(spec.limit or LONGEST):
             # A copy: the device may still read it when the environments have moved on.
             now, action = self._act(source, now, swept, keys, when, stepper.block.copy(), live)
-            lost = stepper.step(np.asarray(action), seeds)
+            stepper.send(np.asarray(action), seeds)
+            lost = stepper.wait()
             if lost is not None:  # their episodes begin again
                 returns[lost & going], length[lost & going] = 0.0, 0
             # Environments whose episode is over play on; what they do is not counted.

@@ -33,16 +33,22 @@ class Tape(eqx.Module):
     carry: Carry  # [interval + 1, member, env, ...]; the last is for carries that nobody needs
 
 
-class Acting(eqx.Module):
-    """Everything besides the algorithm's state that one call hands to the next."""
+class Shared(eqx.Module):
+    """What acting reads of all members besides their algorithms' states."""
 
     key: UInt[Array, "member 2"]
     swept: dict[str, Float[Array, "member"]]
     steps: UInt[Array, "member"]
     iteration: Int[Array, ""]
     budget: Float[Array, ""]
+
+
+class Acting(eqx.Module):
+    """What one call of `act` hands to the next; each half of the environments has its own."""
+
     t: Int[Array, ""]
     """Row of the rollout."""
+    half: Int[Array, ""]
     carry: Carry  # [member, env, ...]
     tape: Tape
 
@@ -69,9 +75,19 @@ class HostProgram:
         return len(member_infos(self.config))
 
     @property
+    def halves(self) -> int:
+        """Groups of environments that are stepped by turns: 2 if they overlap."""
+        return 2 if self.config.workers.overlap else 1
+
+    @property
     def envs(self) -> int:
         """Environments of each member."""
         return self.config.algo.collect.envs
+
+    @property
+    def together(self) -> int:
+        """Environments of each member that are stepped together."""
+        return self.envs // self.halves
 
     @cached_property
     def length(self) -> int:
@@ -85,7 +101,8 @@ class HostProgram:
 
     @cached_property
     def packing(self) -> Packing:
-        return Packing(self.spec, self.members * self.envs)
+        """Of one half."""
+        return Packing(self.spec, self.members * self.together)
 
     @cached_property
     def structure(self) -> Any:
@@ -130,9 +147,26 @@ class HostProgram:
         empty = Progress(self._tally(), jnp.zeros((self.envs, 2), jnp.uint32))
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.members, *x.shape)), empty)
 
-    def acting(self, state: RunState) -> Acting:
-        """What a rollout begins with, its tape empty."""
-        return replace(self._bare(state), tape=self.tape())
+    def shared(self, state: RunState) -> Shared:
+        """What acting reads of a state."""
+        m = state.members
+        return Shared(m.key, m.swept, m.steps, state.iteration, state.budget)
+
+    def acting(self, state: RunState) -> tuple[Acting, ...]:
+        """What a rollout begins with, its tapes empty."""
+        carries = self.split(state.members.worlds.carry)
+        return tuple(Acting(jnp.int32(0), jnp.int32(i), carry, self.tape()) for i, carry in enumerate(carries))
+
+    def split(self, tree: Any) -> tuple[Any, ...]:
+        """Arrays [member, env, ...] -> those of each half."""
+        if self.halves == 1:
+            return (tree,)
+        n = self.together
+        return tuple(jax.tree.map(lambda x, at=at: x[:, at : at + n], tree) for at in range(0, self.envs, n))
+
+    def join(self, halves: list[Any]) -> Any:
+        """What `split` took apart."""
+        return halves[0] if len(halves) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *halves)
 
     def tape(self) -> Tape:
         """A tape of zeros."""
@@ -140,22 +174,22 @@ class HostProgram:
         state = jax.eval_shape(self.init)
         row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)
         leaves = tuple(jax.tree.leaves(state.members.algo))
-        carry, action, extra = jax.eval_shape(self._choose, leaves, jax.eval_shape(self._bare, state), row)
+        (half, *_) = jax.eval_shape(self.split, state.members.worlds.carry)
+        acting = jax.eval_shape(
+            lambda carry: Acting(jnp.int32(0), jnp.int32(0), carry, Tape(jnp.zeros(0), {}, ())), half
+        )
+        carry, action, extra = jax.eval_shape(self._choose, leaves, jax.eval_shape(self.shared, state), acting, row)
 
         def rows(count: int, shapes: Any) -> Any:
             return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
 
         return Tape(rows(self.length, action), rows(self.length, extra), rows(slots, carry))
 
-    def _bare(self, state: RunState) -> Acting:
-        m, none = state.members, Tape(jnp.zeros(0), {}, ())
-        return Acting(m.key, m.swept, m.steps, state.iteration, state.budget, jnp.int32(0), m.worlds.carry, none)
-
     # -- acting -------------------------------------------------------------------------------------------------
-    def act(self, leaves: Leaves, acting: Acting, row: Array) -> tuple[Acting, Action]:
+    def act(self, leaves: Leaves, shared: Shared, acting: Acting, row: Array) -> tuple[Acting, Action]:
         """Exploring actions for one row of bytes: as the environments take them [member * env, agent, ...]."""
         t, tape, interval = acting.t, acting.tape, self.interval
-        carry, action, extra = self._choose(leaves, acting, row)
+        carry, action, extra = self._choose(leaves, shared, acting, row)
         slot = jnp.where(t % interval == 0, t // interval, self.length // interval)
         write = lambda kept, x, at: kept.at[at].set(x, mode="promise_in_bounds")  # noqa: E731
         tape = Tape(
@@ -166,26 +200,32 @@ class HostProgram:
         taken = within_bounds(self.spec.action, action).reshape(-1, *action.shape[2:])
         return replace(acting, t=t + 1, carry=carry, tape=tape), taken
 
-    def _choose(self, leaves: Leaves, acting: Acting, row: Array) -> tuple[Carry, Action, Extra]:
+    def _choose(self, leaves: Leaves, shared: Shared, acting: Acting, row: Array) -> tuple[Carry, Action, Extra]:
         step = self.packing.step(row, members=self.members)
 
         def one(state: Arrays, key: Array, swept: Any, steps: Array, carry: Carry, step: Step) -> Any:
-            algo, key = self.algo(swept), stream(key, "collect", acting.iteration)
-            clock = Clock(acting.iteration, steps, acting.budget)
+            algo, key = self.algo(swept), stream(key, "collect", shared.iteration)
+            clock = Clock(shared.iteration, steps, shared.budget)
             key = stream(key, "act", acting.t)
+            key = stream(key, "half", acting.half) if self.halves > 1 else key
             return algo.act(self.spec, algo.policy(state), carry, step, clock, key, greedy=False)
 
         state = jax.tree.unflatten(self.structure, leaves)
-        return over_members(one, state, acting.key, acting.swept, acting.steps, acting.carry, step)
+        return over_members(one, state, shared.key, shared.swept, shared.steps, acting.carry, step)
 
     # -- learning -----------------------------------------------------------------------------------------------
     def learn(
-        self, leaves: Leaves, acting: Acting, progress: Progress, rows: Array
-    ) -> tuple[Leaves, Acting, Progress, tuple[Packed, Array]]:
+        self,
+        leaves: Leaves,
+        shared: Shared,
+        acting: tuple[Acting, ...],
+        progress: Progress,
+        rows: tuple[Array, ...],
+    ) -> tuple[Leaves, Shared, tuple[Acting, ...], Progress, tuple[Packed, Array]]:
         """Learn from a rollout; returns what the next one needs, and each member's metrics and steps."""
         state = jax.tree.unflatten(self.structure, leaves)
-        step = _members_first(self.packing.step(rows, members=self.members))
-        tape = _members_first(acting.tape)
+        step = _members_first(_joined([self.packing.step(half, members=self.members) for half in rows]))
+        tape = _members_first(_joined([half.tape for half in acting]))
         stored = bool(jax.tree.leaves(self.config.algo.stores(state)))
 
         def one(state: Arrays, key: Array, swept: Any, steps: Array, step: Step, tape: Tape, progress: Progress) -> Any:
@@ -193,21 +233,22 @@ class HostProgram:
             filled = filled_rows(step.last, algo.collect.restart)
             progress, episodes = self._score(progress, step, filled)
             steps = steps + jnp.sum(filled).astype(jnp.uint32)
-            clock, key = Clock(acting.iteration, steps, acting.budget), stream(key, "update", acting.iteration)
+            clock, key = Clock(shared.iteration, steps, shared.budget), stream(key, "update", shared.iteration)
             carries = jax.tree.map(lambda x: x[:-1], tape.carry)
             rollout = Rollout(step, tape.action, tape.extra, carries, filled)
             learned, metrics = algo.update(self.spec, state, rollout, clock, key)
             metrics = {**{f"train/{k}": v for k, v in episodes.items()}, **metrics}
             return strong(learned), steps, progress, Packed.of(metrics)
 
-        of_members = (state, acting.key, acting.swept, acting.steps, step, tape, progress)
+        of_members = (state, shared.key, shared.swept, shared.steps, step, tape, progress)
         # A store must not be copied, and it would be if it lost its member axis.
         state, steps, progress, metrics = over_members(one, *of_members, batch=stored)
-        carry = acting.carry
+        carries = [half.carry for half in acting]
         if self.config.algo.collect.restart:
-            carry = self.carries(acting.swept, acting.key)
-        acting = replace(acting, steps=steps, iteration=acting.iteration + 1, t=jnp.int32(0), carry=carry)
-        return tuple(jax.tree.leaves(state)), acting, progress, (metrics, steps)
+            carries = self.split(self.carries(shared.swept, shared.key))
+        begun = [replace(half, t=jnp.int32(0), carry=carry) for half, carry in zip(acting, carries, strict=True)]
+        shared = replace(shared, steps=steps, iteration=shared.iteration + 1)
+        return tuple(jax.tree.leaves(state)), shared, tuple(begun), progress, (metrics, steps)
 
     def _score(self, progress: Progress, step: Step, filled: Array) -> tuple[Progress, Any]:
         """Scores after the rollout, and those of the episodes that ended in it."""
@@ -225,7 +266,7 @@ class HostProgram:
         return now, episode_metrics(tallies, after, filled)
 
     def look(self, checksum: Array, row: Array) -> Array:
-        """The checksums after one more row."""
+        """The checksums of one half [member, env, two] after one more row."""
         step = self.packing.step(row, members=self.members)
         return fold(checksum, digest(step), step.first)
 
@@ -256,3 +297,8 @@ class HostProgram:
 def _members_first(tree: Any) -> Any:
     """[row, member, ...] -> [member, row, ...]."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tree)
+
+
+def _joined(halves: list[Any]) -> Any:
+    """[row, member, env, ...] of each half -> of all environments."""
+    return halves[0] if len(halves) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), *halves)

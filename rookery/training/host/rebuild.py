@@ -29,5 +29,6 @@ def replay(
     for row in range(1, longest + 1):
         position = np.where(row < ahead, row, (row - ahead) % period)
         stepper.rows.last[position == 0] = True
-        stepper.step(actions[envs, np.maximum(position - 1, 0)], seeds)
+        stepper.send(actions[envs, np.maximum(position - 1, 0)], seeds)
+        stepper.wait()
         look(stepper.block)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rookery.core.errors import RookeryError, TrainingError
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.training.host.packing import Packing
 
@@ -25,30 +28,46 @@ class Stepper(Protocol):
         """Begin an episode in every environment."""
         ...
 
-    def step(self, action: np.ndarray, seeds: np.ndarray) -> np.ndarray | None:
-        """Move every environment by one row. Returns environments [env] that lost their episode, None if none did."""
+    def send(self, action: np.ndarray, seeds: np.ndarray) -> None:
+        """Begin to move every environment by one row. The rows must not be touched until `wait` returns."""
+        ...
+
+    def wait(self) -> np.ndarray | None:
+        """Finish what `send` began. Returns the environments [env] that lost their episode, None if none did."""
         ...
 
     def close(self) -> None: ...
 
 
 class InProcess:
-    """Environments of this process."""
+    """Environments of this process: `send` has moved them when it returns."""
 
     def __init__(self, task: HostTask, packing: Packing) -> None:
         self.block = packing.empty()
         self.rows = packing.rows(self.block)
         self.restarts = 0
+        self._name = packing.spec.name
         self._envs: HostEnvs = task.open(packing.envs)
 
     def reset(self, seeds: np.ndarray) -> None:
         """Begin an episode in every environment."""
-        self._envs.reset(seeds, self.rows)
+        self._guard(self._envs.reset, seeds, self.rows)
 
-    def step(self, action: np.ndarray, seeds: np.ndarray) -> None:
+    def send(self, action: np.ndarray, seeds: np.ndarray) -> None:
         """Move every environment by one row."""
-        self._envs.step(action, seeds, self.rows)
+        self._guard(self._envs.step, action, seeds, self.rows)
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
 
     def close(self) -> None:
         """Close the environments."""
         self._envs.close()
+
+    def _guard(self, f: Callable[..., None], *args: Any) -> None:
+        try:
+            f(*args)
+        except RookeryError:
+            raise
+        except Exception as error:
+            raise TrainingError(f"an environment of {self._name} raised:\n{traceback.format_exc()}") from error

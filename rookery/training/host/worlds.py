@@ -19,7 +19,7 @@ _TRAIN = zlib.crc32(b"train")
 
 
 class HostWorlds(eqx.Module):
-    """Environments between two steps [env, ...]: reset from `seed` and give them `actions`, and they are as they were."""
+    """Environments between two steps [env, ...]: a reset from `seed` and `actions` bring them to where they were."""
 
     episode: UInt32[Array | np.ndarray, "*member env"]
     """Episodes that were begun before the one under way."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from rookery.core.errors import ConfigError
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import ActionSpec, Spec
@@ -119,3 +123,57 @@ class Counter(HostTask):
 
     def open(self, envs: int) -> HostEnvs:
         return Counters(self, envs)
+
+
+class FaultyEnvs(Counters):
+    """A counter that fails at some step of its second environment."""
+
+    def __init__(self, task: Faulty, envs: int) -> None:
+        if task.how == "refuse":
+            raise ConfigError("the task cannot be opened here.")
+        super().__init__(Counter(), envs)
+        self.faulty, self.steps = task, 0
+
+    def step(self, action: np.ndarray, seeds: np.ndarray, rows: Rows) -> None:
+        if self.steps >= self.faulty.at and self._now(seeds):
+            self._fail()
+        self.steps += 1
+        super().step(action, seeds, rows)
+
+    def _now(self, seeds: np.ndarray) -> bool:
+        if not self.faulty.once:
+            return True
+        try:
+            os.close(os.open(self.faulty.once, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def _fail(self) -> None:
+        how = self.faulty.how
+        if how == "raise":
+            raise ValueError("the environment broke")
+        if how == "abort":
+            os.abort()
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            os._exit(3)
+        time.sleep(0.5 if how == "sleep" else 1000)
+
+
+@family(TASK_FAMILIES)
+@dataclass(frozen=True)
+class Faulty(HostTask):
+    family: Literal["test-faulty"] = "test-faulty"
+    how: str = "raise"
+    at: int = 0
+    once: str = ""
+    """A file that is made by the one failure there is; empty: every step from `at` on fails."""
+
+    @property
+    def spec(self) -> Spec:
+        return replace(Counter().spec, name="test/faulty")
+
+    def open(self, envs: int) -> HostEnvs:
+        return FaultyEnvs(self, envs)

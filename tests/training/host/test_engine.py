@@ -23,7 +23,7 @@ from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
 from rookery.training import checkpoint
 from rookery.training.check import check
-from rookery.training.config import Evaluation, RunConfig, Sweep
+from rookery.training.config import Evaluation, RunConfig, Sweep, Workers
 from rookery.training.host.engine import HostEngine
 from rookery.training.host.packing import Packing
 from rookery.training.host.worlds import mix
@@ -35,6 +35,7 @@ def config_of(preset: str = "ippo", task: Any = None, **changes: Any) -> RunConf
     algo = PRESETS[preset].small()
     if "collect" in changes:
         algo = replace(algo, collect=changes.pop("collect"))
+    changes.setdefault("workers", Workers(count=0))
     return RunConfig(preset, "test", algo, task or Counter(), steps=400, evaluation=EVALUATION, **changes)
 
 
@@ -78,10 +79,13 @@ class Spy:
         self.seeds.append(seeds.copy())
         self.seen.append(self._stepper.block.copy())
 
-    def step(self, action: np.ndarray, seeds: np.ndarray) -> Any:
+    def send(self, action: np.ndarray, seeds: np.ndarray) -> None:
         self.actions.append(action.copy())
         self.seeds.append(seeds.copy())
-        found = self._stepper.step(action, seeds)
+        self._stepper.send(action, seeds)
+
+    def wait(self) -> Any:
+        found = self._stepper.wait()
         self.seen.append(self._stepper.block.copy())
         return found
 
@@ -89,7 +93,7 @@ class Spy:
 def spied(config: RunConfig) -> tuple[HostEngine, Spy]:
     engine = HostEngine(config)
     spy = Spy(engine._open(engine.program.packing))
-    engine._open = lambda packing: spy  # pyright: ignore[reportAttributeAccessIssue]
+    engine._open = lambda packing, count=None: spy  # pyright: ignore[reportAttributeAccessIssue]
     return engine, spy
 
 
@@ -100,9 +104,9 @@ def test_learning_is_given_what_the_environments_showed(preset: str) -> None:
     given: list[Any] = []
     learn = engine._learn
 
-    def look(leaves: Any, acting: Any, progress: Any, rows: Any) -> Any:
-        given.append(jax.tree.map(np.array, (acting.tape, rows)))
-        return learn(leaves, acting, progress, rows)
+    def look(leaves: Any, shared: Any, acting: Any, progress: Any, rows: Any) -> Any:
+        given.append(jax.tree.map(np.array, (acting[0].tape, rows[0])))
+        return learn(leaves, shared, acting, progress, rows)
 
     engine._learn = look
     engine.prepare(fresh=True)
@@ -165,7 +169,8 @@ def test_swept_values_reach_their_members() -> None:
     state, _ = engine.chunk(state, 2)
     after = engine.policies(state).last
     moved = [
-        np.abs(np.asarray(b) - a).reshape(2, -1).max(axis=1) for a, b in zip(*map(jax.tree.leaves, (before, after)))
+        np.abs(np.asarray(b) - a).reshape(2, -1).max(axis=1)
+        for a, b in zip(*map(jax.tree.leaves, (before, after)), strict=True)
     ]
     assert max(m[0] for m in moved) == 0.0 and max(m[1] for m in moved) > 0.0
 
@@ -199,7 +204,7 @@ def test_an_environment_that_cannot_be_repeated_begins_afresh(tmp_path: Path) ->
     again.restore(found.state)
     assert any("Not resumed bit for bit" in note for note in again.notes)
     assert "did not show the same observations" in again.record()["environments_resumed"]
-    assert again._collector.stepper.rows.first.all()
+    assert again._collector.halves[0].stepper.rows.first.all()
 
 
 def test_an_episode_that_is_too_long_to_repeat_begins_afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -213,11 +218,11 @@ def test_an_episode_that_is_too_long_to_repeat_begins_afresh(monkeypatch: pytest
             break
     else:
         pytest.fail("no state with some long episodes: adapt the counter")
-    rows = Rows(*(field.copy() for field in engine._collector.stepper.rows))
+    rows = Rows(*(field.copy() for field in engine._collector.halves[0].stepper.rows))
     again = HostEngine(config)
     again.restore(jax.tree.map(jnp.asarray, state))
     assert f"fresh episodes in {long.sum()} of 4" in again.record()["environments_resumed"]
-    now = again._collector.stepper.rows
+    now = again._collector.halves[0].stepper.rows
     assert now.first[long].all()
     np.testing.assert_array_equal(now.obs[~long], rows.obs[~long])
 
@@ -241,7 +246,7 @@ def test_box_actions_are_clipped_for_the_environment_only() -> None:
     state = engine.init()
     state, _ = engine.chunk(state, 2)
     taken = np.stack(spy.actions)
-    drawn = np.asarray(engine._tape.action)
+    drawn = np.asarray(engine._tapes[0].action)
     assert np.abs(taken).max() == 1.0 and np.abs(drawn).max() > 1.0
     np.testing.assert_array_equal(taken[-engine.program.length :].reshape(drawn.shape), np.clip(drawn, -1, 1))
 
@@ -256,11 +261,11 @@ def test_images_reach_the_device_as_bytes() -> None:
 def test_evaluation_plays_whole_episodes_from_its_own_seeds() -> None:
     config = config_of(seeds=(0, 1))
     engine, state = begun(config)
-    rows = Rows(*(field.copy() for field in engine._collector.stepper.rows))
+    rows = Rows(*(field.copy() for field in engine._collector.halves[0].stepper.rows))
     state, episodes = engine.evaluate(state)
     for name, shape in {"returns": (2, 3, 1), "length": (2, 3), "success": (2, 3)}.items():
         assert episodes[name].shape == shape
-    assert_same(tuple(rows), tuple(engine._collector.stepper.rows))
+    assert_same(tuple(rows), tuple(engine._collector.halves[0].stepper.rows))
     assert np.all((np.asarray(episodes["length"]) >= 3) & (np.asarray(episodes["length"]) <= 9))
     assert np.isfinite(np.asarray(state.members.best_score)).all()
     keys = jnp.stack([jax.random.PRNGKey(5), jax.random.PRNGKey(6)])
@@ -291,14 +296,15 @@ def test_a_store_is_not_copied() -> None:
     state = engine.shapes
     store = checkpoint.nbytes(algo.stores(state.members.algo))
     rows = jax.ShapeDtypeStruct((program.length + 1, program.packing.nbytes), jnp.uint8)
-    args = (tuple(jax.tree.leaves(state.members.algo)), jax.eval_shape(program.acting, state))
-    used = engine._learn.lower(*args, jax.eval_shape(program.progress), rows).compile().memory_analysis()
+    shared, acting = jax.eval_shape(program.shared, state), jax.eval_shape(program.acting, state)
+    args = (tuple(jax.tree.leaves(state.members.algo)), shared, acting, jax.eval_shape(program.progress), (rows,))
+    used = engine._learn.lower(*args).compile().memory_analysis()
     assert store > 5_000_000 and used.temp_size_in_bytes < store / 10
 
 
 def test_shards_are_refused() -> None:
     config = config_of(collect=Collect(envs=4, length=8, shards=2))
-    with pytest.raises(ConfigError, match="algo.collect.shards is 2"):
+    with pytest.raises(ConfigError, match=r"algo\.collect\.shards is 2"):
         check(config)
 
 
