@@ -16,7 +16,7 @@ import tyro
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.core.registry import PRESETS, TASKS, find_task, lookup
-from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
+from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep, Workers
 
 LogNames = Annotated[str, tyro.conf.arg(metavar="NAME,..")]
 
@@ -53,6 +53,7 @@ class Train:
     """Logs for other programs, live in the run's folder: tensorboard, wandb (extras; wandb is offline by default)."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    workers: Workers = field(default_factory=Workers)
 
 
 def config(
@@ -101,6 +102,7 @@ def parse_train(argv: Sequence[str]) -> tuple[Train, RunConfig]:
         sweep=tuple(map(parse_sweep, given.sweep)) or base.sweep,
         evaluation=given.evaluation,
         checkpoints=given.checkpoints,
+        workers=given.workers,
     )
 
 
@@ -200,6 +202,7 @@ def _as_options(config: RunConfig) -> Train:
         first_seed=first if counted else 0,
         evaluation=config.evaluation,
         checkpoints=config.checkpoints,
+        workers=config.workers,
     )
 
 

@@ -13,6 +13,7 @@ sweep = { "entropy" = [0.0, 0.01] }         # all values in one program, side by
 
 [evaluation]                          # as in a run's config
 [checkpoints]
+[workers]
 [compare]                             # see `Compare`
 [scale."smax/3m"]                     # replaces the catalog's random and reference scores
 """
@@ -33,7 +34,7 @@ from rookery.core.errors import ConfigError, suggest
 from rookery.core.registry import PRESETS, find_task, known_task, lookup
 from rookery.training import reads
 from rookery.training.check import check
-from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
+from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep, Workers
 from rookery.training.folder import RunFolder
 
 View = Literal["auto", "ablation", "algorithms", "screening"]
@@ -111,7 +112,7 @@ class Study:
         return list(dict.fromkeys(run.task for run in self.runs))
 
 
-_KEYS = ("name", "tasks", "algorithms", "seeds", "steps", "evaluation", "checkpoints", "compare", "scale")
+_KEYS = ("name", "tasks", "algorithms", "seeds", "steps", "evaluation", "checkpoints", "workers", "compare", "scale")
 
 
 def load(file: Path) -> Study:
@@ -123,6 +124,7 @@ def load(file: Path) -> Study:
         "steps": _integer(data.get("steps", RunConfig.steps), "steps"),
         "evaluation": configs.from_json(Evaluation, data.get("evaluation", {}), "evaluation"),
         "checkpoints": configs.from_json(Checkpoints, data.get("checkpoints", {}), "checkpoints"),
+        "workers": configs.from_json(Workers, data.get("workers", {}), "workers"),
     }
     algorithms = [algo for i, entry in enumerate(_listed(data, "algorithms")) for algo in _algorithms(entry, i)]
     tasks = [_task(entry, i, base["steps"]) for i, entry in enumerate(_listed(data, "tasks"))]

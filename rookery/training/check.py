@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
+from rookery.core.host import HostTask
 from rookery.core.ranges import check_ranges
-from rookery.training.config import RunConfig
+from rookery.training.config import RunConfig, Workers
 
 
 def check(config: RunConfig) -> None:
@@ -15,8 +16,32 @@ def check(config: RunConfig) -> None:
         raise ConfigError(f"seeds must be different from each other, at least one; got {list(config.seeds)}.")
     config.algo.collect.check(config.task.spec)
     config.algo.check(config.task.spec)
+    _check_workers(config)
     if config.sweep:
         _check_sweep(config)
+
+
+def _check_workers(config: RunConfig) -> None:
+    workers, collect, name = config.workers, config.algo.collect, config.task.spec.name
+    if not isinstance(config.task, HostTask):
+        if workers != Workers():
+            raise ConfigError(f"{name} is compiled, so there is nothing for workers to step; leave out --workers.")
+        return
+    if collect.shards > 1:
+        raise ConfigError(
+            f"algo.collect.shards is {collect.shards}, but {name} is stepped outside XLA, where one device learns from "
+            "all environments; use --algo.collect.shards 1."
+        )
+    if workers.count < -1 or workers.timeout <= 0:
+        raise ConfigError(
+            f"workers.count must be at least -1 and workers.timeout above 0; got {workers.count} and "
+            f"{workers.timeout:g}."
+        )
+    if workers.overlap and (collect.envs % 2 or workers.count == 0):
+        raise ConfigError(
+            f"workers.overlap steps one half of the environments in workers while the other half acts: "
+            f"algo.collect.envs ({collect.envs}) must be even and workers.count not 0."
+        )
 
 
 def _check_sweep(config: RunConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -41,6 +41,20 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class Workers:
+    """Processes that step environments which live outside XLA. Results do not depend on their number."""
+
+    count: int = -1
+    """Worker processes; 0: step in the training process; -1: whichever is faster, measured at the start."""
+    timeout: float = 60.0
+    """Seconds that one step or reset of a worker's environments may take before it counts as hung."""
+    on_failure: Literal["stop", "restart"] = "stop"
+    """What a worker that fails does to the run. restart: its environments begin new episodes in a new worker."""
+    overlap: bool = False
+    """Step one half of each seed's environments while the policy acts in the other half."""
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Values of one config entry, trained side by side in one program."""
 
@@ -69,3 +83,4 @@ class RunConfig:
     """Members of the run are the product of these values, times the seeds."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    workers: Workers = field(default_factory=Workers)

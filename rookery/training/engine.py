@@ -47,7 +47,7 @@ class Engine(Protocol):
     config: RunConfig
     layout: Layout
     notes: tuple[str, ...]
-    """What the user should know about how this run will be computed."""
+    """What the user should know about how this run is computed; `prepare` and `restore` may add to it."""
     shapes: RunState
     """What a checkpoint holds."""
 
@@ -57,6 +57,10 @@ class Engine(Protocol):
 
     def init(self) -> RunState:
         """A fresh state."""
+        ...
+
+    def restore(self, state: RunState) -> RunState:
+        """A state that was read from a checkpoint, ready to go on; `notes` and `record` say what that took."""
         ...
 
     def chunk(self, state: RunState, iterations: int = 0) -> tuple[RunState, ChunkReport]:

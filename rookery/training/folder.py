@@ -78,7 +78,7 @@ class RunFolder:
         run = RunFolder.locate(out, config_json, preset, task_name)
         file = run.path / "config.json"
         if file.exists():
-            if _canonical(run.config()) != _canonical(config_json):
+            if _canonical(_identity(run.config())) != _canonical(_identity(config_json)):
                 raise RunError(
                     f"{file} was edited: it is not the config of this run. Restore it, or remove {run.path}."
                 )
@@ -232,8 +232,19 @@ class RunFolder:
 
 
 def run_id(config: Mapping[str, Any], code_version: str) -> str:
-    """SHA-256 of a config and the code version."""
-    return hashlib.sha256(_canonical({"code": code_version, "config": config}).encode()).hexdigest()
+    """SHA-256 of what a config computes and the code version."""
+    return hashlib.sha256(_canonical({"code": code_version, "config": _identity(config)}).encode()).hexdigest()
+
+
+def _identity(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config without what changes no number: how many workers step environments, and how long they may take."""
+    workers = config.get("workers")
+    if workers is None:
+        return config
+    usual = {"on_failure": "stop", "overlap": False}
+    changed = {name: value for name, value in workers.items() if usual.get(name, value) != value}
+    rest = {name: value for name, value in config.items() if name != "workers"}
+    return {**rest, "workers": changed} if changed else rest
 
 
 def code_version() -> str:

@@ -57,6 +57,15 @@ def record(folder: Path, engine: dict[str, Any]) -> None:
         write_json(file, [*_entries(file), collect() | engine])
 
 
+def amend(folder: Path, engine: dict[str, Any]) -> None:
+    """Add what an engine has found out since it was opened to the newest entry."""
+    file = folder / "provenance.json"
+    entries = _entries(file)
+    if entries and entries[-1] | engine != entries[-1]:
+        with writing(file):
+            write_json(file, [*entries[:-1], entries[-1] | engine])
+
+
 def _entries(file: Path) -> list[Any]:
     if not file.exists():
         return []

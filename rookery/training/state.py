@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -19,16 +20,16 @@ Episodes = dict[str, Array]
 
 
 class Member(eqx.Module):
-    """Everything of one seed (at one swept value)."""
+    """Everything of one seed (at one swept value); of all members, each array leads with an axis for them."""
 
-    key: UInt[Array, "2"]
-    swept: dict[str, Float[Array, ""]]
+    key: UInt[Array, "*member 2"]
+    swept: dict[str, Float[Array, "*member"]]
     algo: Arrays  # [shard, ...] where there are several
-    worlds: Arrays  # the engine's own, [shard, ...] where there are several
-    steps: UInt[Array, ""]
+    worlds: Any  # arrays of the engine's own, of JAX or numpy; [shard, ...] where there are several
+    steps: UInt[Array, "*member"]
     best: Arrays
     """Snapshot of the policy with the best evaluation so far."""
-    best_score: Float[Array, ""]
+    best_score: Float[Array, "*member"]
 
 
 class RunState(eqx.Module):

@@ -92,7 +92,8 @@ def _train(engine: Engine, folder: RunFolder, progress: Progress, log: Sequence[
     checkpoint.check_writable(folder.checkpoints, needed)
     provenance.record(folder.path, engine.record())
     found = checkpoint.load(folder.checkpoints, engine.shapes)
-    for note in [*engine.notes, *(found.warnings if found else ())]:
+    told = [*engine.notes, *(found.warnings if found else ())]
+    for note in told:
         progress.message(note)
     done = found.manifest.chunk if found else -1
     folder.drop_after(done)
@@ -100,8 +101,12 @@ def _train(engine: Engine, folder: RunFolder, progress: Progress, log: Sequence[
     progress.compiling("program")
     start = time.perf_counter()
     engine.prepare(fresh=found is None)
-    state = found.state if found else engine.init()
+    state = engine.restore(found.state) if found else engine.init()
     progress.compiled("program", time.perf_counter() - start)
+    provenance.amend(folder.path, engine.record())
+    for note in engine.notes:
+        if note not in told:
+            progress.message(note)
     if found:
         progress.message(f"resumed after {min(found.manifest.steps):,} steps from {found.manifest.name}.")
         del found

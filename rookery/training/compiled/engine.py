@@ -39,6 +39,10 @@ class CompiledEngine:
         """A fresh state."""
         return self._init()
 
+    def restore(self, state: RunState) -> RunState:
+        """The state itself."""
+        return state
+
     def chunk(self, state: RunState, iterations: int = 0) -> tuple[RunState, ChunkReport]:
         """Iterations of every member; 0: as many as training takes at once."""
         return self._chunk(iterations)(state)

@@ -61,7 +61,7 @@ class Program:
         """Fresh members."""
         keys = jnp.stack([jax.random.PRNGKey(info.seed) for info in member_infos(self.config)])
         members = over_members(self._init_member, keys, swept_values(self.config))
-        return RunState(_strong(members), jnp.int32(0), jnp.float32(self.config.steps))
+        return RunState(strong(members), jnp.int32(0), jnp.float32(self.config.steps))
 
     def _init_member(self, key: Array, swept: dict[str, Array]) -> Member:
         algo = self.algo(swept)
@@ -120,7 +120,7 @@ class Program:
         def one_member(member: Member) -> tuple[Member, ChunkReport]:
             times = state.iteration + jnp.arange(iterations)
             member, (metrics, steps) = jax.lax.scan(lambda m, i: self._iterate(state, m, i), member, times)
-            return member, _report(shards.total(metrics), steps)
+            return member, chunk_report(shards.total(metrics), steps)
 
         members, report = over_members(one_member, state.members, batch=self.keeps_axis(state, iterations))
         return RunState(members, state.iteration + iterations, state.budget), report
@@ -141,7 +141,7 @@ class Program:
         learned, metrics = algo.update(self.task.spec, member.algo, rollout, clock, key)
         metrics = {**{f"train/{k}": v for k, v in episodes.items()}, **metrics}
         after = Member(member.key, member.swept, learned, worlds, steps, member.best, member.best_score)
-        return _strong(after), (Packed.of(metrics), steps)
+        return strong(after), (Packed.of(metrics), steps)
 
     def evaluate(self, state: RunState) -> tuple[RunState, Episodes]:
         """Greedy episodes of every member [member, episode, ...]; keeps the best policy of each."""
@@ -227,12 +227,12 @@ def _with_own(state: RunState, f: Callable[[Array], Array]) -> RunState:
     return eqx.tree_at(_own, state, jax.tree.map(f, _own(state)))
 
 
-def _strong(tree: Any) -> Any:
+def strong(tree: Any) -> Any:
     """Without weak types (a task may say jnp.full(2, 1.0)): a state must have the types it was compiled for."""
     return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)
 
 
-def _report(of_iterations: Packed, steps: Array) -> ChunkReport:
+def chunk_report(of_iterations: Packed, steps: Array) -> ChunkReport:
     """Metrics of each iteration -> their sums, and the steps at which one first stopped being finite."""
     bad = ~jnp.isfinite(of_iterations.values[:, 0])
     first = steps[jnp.argmax(bad, axis=0)].astype(jnp.int32)

@@ -95,10 +95,9 @@ def _reset_where(task: Task[Any], last: Bool[Array, "env"], keys: Array, moved: 
     return reset(last, keys, moved)
 
 
-def add_up(tally: Tally, step: Step) -> Tally:
-    """Take in the reward that led to `step`."""
-    begun = step.first[:, None]
-    return Tally(jnp.where(begun, 0.0, tally.returns + step.reward), jnp.where(step.first, 0, tally.length + 1))
+def add_up(tally: Tally, reward: Float[Array, "env agent"], first: Bool[Array, "env"]) -> Tally:
+    """Scores after one more row."""
+    return Tally(jnp.where(first[:, None], 0.0, tally.returns + reward), jnp.where(first, 0, tally.length + 1))
 
 
 def episode_metrics(tally: Tally, step: Step, counted: Bool[Array, "*time env"]) -> Metrics:
@@ -126,7 +125,7 @@ def collect(
         here = worlds.step
         carry, action, extra = algo.act(spec, policy, worlds.carry, here, clock, stream(key, "act", t), greedy=False)
         env, step = advance(task, worlds.env, here, action, stream(key, "env", t))
-        tally = add_up(worlds.tally, step)
+        tally = add_up(worlds.tally, step.reward, step.first)
         return Worlds(env, step, carry, tally), (here, action, extra, tally)
 
     def stretch(worlds: Worlds, times: Array) -> tuple[Worlds, tuple[Carry, Any]]:
@@ -137,13 +136,13 @@ def collect(
     worlds, (carries, rows) = jax.lax.scan(stretch, worlds, times)
     steps, action, extra, tallies = jax.tree.map(lambda x: x.reshape(length, *x.shape[2:]), rows)
     steps = jax.tree.map(lambda rows, end: jnp.concatenate([rows, end[None]]), steps, worlds.step)
-    filled = _filled(steps.last, algo.collect.restart)
+    filled = filled_rows(steps.last, algo.collect.restart)
     metrics = episode_metrics(tallies, jax.tree.map(lambda x: x[1:], steps), filled)
     return worlds, Rollout(steps, action, extra, carries, filled), metrics
 
 
-def _filled(last: Bool[Array, "rows env"], restart: bool) -> Bool[Array, "time env"]:
-    """Which transitions count (see `Rollout.filled`)."""
+def filled_rows(last: Bool[Array, "rows env"], restart: bool) -> Bool[Array, "time env"]:
+    """Transitions that count (see `Rollout.filled`)."""
     if restart:
         return jnp.cumsum(last[:-1], axis=0) == 0
     return ~last[:-1]
@@ -166,7 +165,7 @@ def play(
         carry, action, _ = algo.act(spec, policy, worlds.carry, worlds.step, clock, stream(key, "act", t), greedy=True)
         keys = jax.random.split(stream(key, "env", t), episodes)
         env, step = jax.vmap(task.step)(worlds.env, within_bounds(spec.action, action), keys)
-        after = Worlds(env, step, carry, add_up(worlds.tally, step))
+        after = Worlds(env, step, carry, add_up(worlds.tally, step.reward, step.first))
         # An episode that is over stands still until the others are.
         return t + 1, where_env(done, worlds, after), done | step.last
 

@@ -1,0 +1,104 @@
+"""Greedy episodes on environments of their own."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rookery.core.keys import stream
+from rookery.core.types import Action, Arrays, Carry, Clock, Step
+from rookery.training.compiled.compiler import jit
+from rookery.training.compiled.program import over_members
+from rookery.training.compiled.rollout import LONGEST, within_bounds
+from rookery.training.host.packing import Packing
+from rookery.training.host.program import HostProgram
+from rookery.training.host.steppers import Stepper
+from rookery.training.host.worlds import mix
+from rookery.training.state import Episodes, RunState
+
+When = tuple[Array, Array, Array]
+"""Iteration, steps of each member, budget."""
+_OPEN = zlib.crc32(b"open")
+
+
+class Player:
+    """Plays every member's policy side by side. Environments are opened at the first call, and stay open."""
+
+    def __init__(self, program: HostProgram, open_envs: Callable[[Packing], Stepper]) -> None:
+        self._program, self._open_envs = program, open_envs
+        self._episodes = program.config.evaluation.episodes
+        self._packing = Packing(program.spec, program.members * self._episodes)
+        self._stepper: Stepper | None = None
+        self._act = jit(self.act, donate_argnums=1, static_argnums=6)
+        self._carry = jit(self.carry)
+
+    def carry(self, swept: Any, keys: Array) -> Carry:
+        """Fresh carries of all members."""
+        program, episodes = self._program, self._episodes
+        return over_members(lambda swept, _: program.algo(swept).carry(program.spec, episodes), swept, keys)
+
+    def act(
+        self, source: Arrays, now: tuple[Carry, Array], swept: Any, keys: Array, when: When, row: Array, live: bool
+    ) -> tuple[tuple[Carry, Array], Action]:
+        """Greedy actions for one row, as the environments take them. `source`: policies, or (`live`) whole states."""
+        program, (carry, t), (iteration, taken, budget) = self._program, now, when
+        step = self._packing.step(row, members=program.members)
+
+        def one(source: Arrays, carry: Carry, swept: Any, key: Array, steps: Array, step: Step) -> tuple[Carry, Action]:
+            clock = Clock(iteration, steps, budget)
+            key = stream(key, "act", t)
+            algo = program.algo(swept)
+            policy = algo.policy(source) if live else source
+            carry, action, _ = algo.act(program.spec, policy, carry, step, clock, key, greedy=True)
+            return carry, action
+
+        carry, action = over_members(one, source, carry, swept, keys, taken, step)
+        return (carry, t + 1), within_bounds(program.spec.action, action).reshape(-1, *action.shape[2:])
+
+    def trace(self, state: RunState) -> None:
+        """Trace what playing computes, abstractly."""
+        m, row = state.members, jax.ShapeDtypeStruct((self._packing.nbytes,), jnp.uint8)
+        now = jax.eval_shape(self.carry, m.swept, m.key), jax.ShapeDtypeStruct((), jnp.int32)
+        when = (state.iteration, m.steps, state.budget)
+        jax.eval_shape(partial(self.act, live=True), m.algo, now, m.swept, m.key, when, row)
+
+    def play(self, source: Arrays, swept: Any, keys: Array, when: When, *, live: bool = False) -> Episodes:
+        """Episodes of every member [member, episode, ...]; see `act`. Start states depend on the member's key only."""
+        program, spec = self._program, self._program.spec
+        stepper = self._stepper = self._stepper or self._open_envs(self._packing)
+        words = np.asarray(keys).astype(np.uint64)
+        seeds = mix(_OPEN, words[:, :1], words[:, 1:], np.arange(self._episodes)).reshape(-1)
+        rows, n = stepper.rows, self._packing.envs
+        returns, length = np.zeros((n, spec.n_agents), np.float32), np.zeros(n, np.int32)
+        success, going = np.zeros(n, np.float32), np.ones(n, bool)
+        now = self._carry(swept, keys), jnp.int32(0)
+        stepper.reset(seeds)
+        for _ in range(spec.limit or LONGEST):
+            # A copy: the device may still read it when the environments have moved on.
+            now, action = self._act(source, now, swept, keys, when, stepper.block.copy(), live)
+            stepper.send(np.asarray(action), seeds)
+            lost = stepper.wait()
+            if lost is not None:  # their episodes begin again
+                returns[lost & going], length[lost & going] = 0.0, 0
+            # Environments whose episode is over play on; what they do is not counted.
+            returns[going] += rows.reward[going]
+            length += going & ~rows.first
+            success[going] = rows.success[going]
+            going &= ~rows.last
+            if not going.any():
+                break
+        played = {"returns": returns, "length": length, "success": success}
+        shape = (program.members, self._episodes)
+        return {name: jnp.asarray(x.reshape(*shape, *x.shape[1:])) for name, x in played.items()}
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._stepper is not None:
+            self._stepper.close()

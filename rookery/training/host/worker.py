@@ -1,0 +1,135 @@
+"""What a worker process does: step a range of environments whose rows, actions and seeds are in shared memory.
+
+A command is one byte from a pipe. It is answered by one byte, or by `FAILED` and a traceback. A closed pipe ends the
+worker.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import pickle
+import signal
+import traceback
+from dataclasses import dataclass
+
+import numpy as np
+
+from rookery.core.errors import RookeryError
+from rookery.core.host import HostTask, Rows
+from rookery.core.types import Spec
+from rookery.training.host.packing import Packing
+
+RESET, STEP, DONE, FAILED, REFUSED = b"r", b"s", b"d", b"f", b"c"
+
+# Runs before anything is imported, so that a worker never outlives a parent that dies early.
+BOOTSTRAP = """
+import os, sys, ctypes
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != {parent}:
+    os._exit(1)
+sys.path[:] = {path!r}
+from rookery.training.host.worker import main
+main(*{fds!r})
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told at its start."""
+
+    task: HostTask
+    spec: Spec
+    envs: int
+    """Environments of all workers."""
+    start: int
+    stop: int
+    """The range of them that is this worker's."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Views of the memory that a training process shares with its workers."""
+
+    block: np.ndarray
+    rows: Rows
+    action: np.ndarray
+    seeds: np.ndarray
+
+    @staticmethod
+    def nbytes(packing: Packing) -> int:
+        """Bytes of such a memory."""
+        return sum(_sizes(packing))
+
+    @staticmethod
+    def over(buffer: mmap.mmap, packing: Packing) -> Memory:
+        """Views of a mapped file."""
+        spec, (size, actions, _) = packing.spec, _sizes(packing)
+        raw = np.frombuffer(buffer, np.uint8)
+        block, after = raw[: packing.nbytes], raw[size : size + actions]
+        shape = (packing.envs, spec.n_agents, *spec.action.shape)
+        action = after[: int(np.prod(shape)) * spec.action.dtype.itemsize].view(spec.action.dtype).reshape(shape)
+        seeds = raw[size + actions :][: 4 * packing.envs].view(np.uint32)
+        return Memory(block, packing.rows(block), action, seeds)
+
+    def at(self, job: Job) -> Memory:
+        """The share of a worker."""
+        own = slice(job.start, job.stop)
+        return Memory(self.block, self.rows.at(own), self.action[own], self.seeds[own])
+
+
+def _sizes(packing: Packing) -> tuple[int, int, int]:
+    """Bytes of the rows, the actions and the seeds, each a multiple of 64."""
+    spec = packing.spec
+    action = packing.envs * spec.n_agents * int(np.prod(spec.action.shape)) * spec.action.dtype.itemsize
+    return packing.nbytes, -(-action // 64) * 64, -(-4 * packing.envs // 64) * 64
+
+
+def main(commands: int, replies: int, memory: int, faults: int) -> None:
+    """Serve until the pipe of commands is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides what an interrupt means
+    faulthandler.enable(file=faults)
+    try:
+        with os.fdopen(commands, "rb", buffering=0) as told:
+            _serve(told.fileno(), replies, memory)
+    except RookeryError as error:
+        _write(replies, REFUSED + str(error).encode())
+        os._exit(1)
+    except BaseException:
+        _write(replies, FAILED + traceback.format_exc().encode())
+        os._exit(1)
+
+
+def _serve(commands: int, replies: int, memory: int) -> None:
+    job: Job = pickle.loads(_read(commands, int.from_bytes(_read(commands, 8), "little")))
+    packing = Packing(job.spec, job.envs)
+    with mmap.mmap(memory, Memory.nbytes(packing)) as buffer:
+        own = Memory.over(buffer, packing).at(job)
+        envs = job.task.open(job.stop - job.start)
+        os.write(replies, DONE)
+        while command := os.read(commands, 1):
+            if command == RESET:
+                envs.reset(own.seeds, own.rows)
+            else:
+                envs.step(own.action, own.seeds, own.rows)
+            os.write(replies, DONE)
+        envs.close()
+        os._exit(0)  # views of the mapped memory are still there, so that it cannot be closed
+
+
+def _read(pipe: int, size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(pipe, size)
+        if not part:
+            os._exit(0)
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(pipe, data) :]

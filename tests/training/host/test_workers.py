@@ -1,0 +1,230 @@
+"""Worker processes: the same numbers as in one process, and every way in which a process can fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small import assert_same
+
+sys.path.insert(0, str(Path(__file__).parent))
+from envs import Counter, Faulty
+
+import rookery.algorithms  # noqa: F401  (fills the registry)
+from rookery.core.errors import ConfigError, TrainingError
+from rookery.core.registry import PRESETS, TASKS
+from rookery.core.types import Collect
+from rookery.training.check import check
+from rookery.training.config import Evaluation, RunConfig, Workers
+from rookery.training.host.engine import HostEngine
+from rookery.training.host.packing import Packing
+from rookery.training.host.workers import WorkerPool
+
+EVALUATION = Evaluation(points=2, rows=2, episodes=3, final=3)
+
+
+def config_of(task: Any = None, workers: Workers = Workers(count=2), **changes: Any) -> RunConfig:  # noqa: B008
+    algo = replace(PRESETS["ippo"].small(), collect=Collect(envs=6, length=8))
+    return RunConfig("ippo", "test", algo, task or Counter(), 400, workers=workers, evaluation=EVALUATION, **changes)
+
+
+def trained(config: RunConfig) -> Any:
+    engine = HostEngine(config)
+    try:
+        engine.prepare(fresh=True)
+        state, _ = engine.evaluate(engine.init())
+        state, report = engine.chunk(state, 4)
+        return jax.tree.map(np.asarray, (state, report))
+    finally:
+        engine.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Any, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_results_do_not_depend_on_workers() -> None:
+    alone = trained(config_of(workers=Workers(count=0), seeds=(0, 1)))
+    assert_same(trained(config_of(workers=Workers(count=2), seeds=(0, 1))), alone)
+
+
+def test_overlapping_halves_see_every_row_once(tmp_path: Path) -> None:
+    """Half-batches in workers, and the same half-batches one after the other in this process."""
+    config = config_of(workers=Workers(count=2, overlap=True), seeds=(0, 1))
+    got = trained(config)
+    engine = HostEngine(config)
+    engine.__dict__["_choice"] = type(engine._choice)(0, "for a test")
+    engine.prepare(fresh=True)
+    state, _ = engine.evaluate(engine.init())
+    state, report = engine.chunk(state, 4)
+    assert_same(jax.tree.map(np.asarray, (state, report)), got)
+    # A state goes on in another process, too.
+    again = HostEngine(replace(config, workers=Workers(count=1, overlap=True)))
+    want, _ = engine.chunk(state, 1)
+    restored = again.restore(jax.tree.map(jax.numpy.asarray, got[0]))
+    assert again.record()["environments_resumed"].startswith("bit for bit")
+    assert_same(again.chunk(restored, 1)[0], want)
+    again.close()
+
+
+def pool(task: Any, **settings: Any) -> WorkerPool:
+    return WorkerPool(task, Packing(task.spec, 4), Workers(**settings), 2)
+
+
+def walk(envs: WorkerPool, rows: int = 12) -> None:
+    seeds = np.arange(4, dtype=np.uint32)
+    envs.reset(seeds)
+    for _ in range(rows):
+        envs.send(np.ones((4, 1), np.int32), seeds)
+        envs.wait()
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", r"raised:(.|\n)*ValueError: the environment broke"),
+        ("abort", r"was killed by SIGABRT(.|\n)*in step"),
+        ("kill", r"was killed by SIGKILL"),
+        ("hang", r"did not answer for 1 seconds"),
+        ("exit", r"exited with code 3"),
+    ],
+)
+def test_a_worker_that_fails_stops_the_run(how: str, said: str) -> None:
+    envs = pool(Faulty(how=how, at=5), timeout=1.0)
+    pids = envs.pids
+    start = time.monotonic()
+    with pytest.raises(TrainingError, match=said):
+        walk(envs)
+    envs.close()
+    assert time.monotonic() - start < 10
+    assert wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_a_failure_in_this_process_says_where() -> None:
+    engine = HostEngine(config_of(Faulty(how="raise", at=5), Workers(count=0)))
+    with pytest.raises(TrainingError, match=r"test/faulty raised:(.|\n)*the environment broke"):
+        engine.chunk(engine.init(), 2)
+
+
+def test_a_task_that_cannot_be_opened_is_an_error_at_once() -> None:
+    with pytest.raises(TrainingError, match="cannot be opened here"):
+        pool(Faulty(how="refuse"))
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+def test_a_worker_is_restarted_with_fresh_episodes(how: str, tmp_path: Path) -> None:
+    task = Faulty(how=how, at=11, once=str(tmp_path / "failed"))
+    engine = HostEngine(config_of(task, Workers(count=2, timeout=1.0, on_failure="restart")))
+    try:
+        engine.prepare(fresh=True)
+        state, report = engine.chunk(engine.init(), 4)
+        restarts = report.means["train/worker_restarts"]
+        assert float(restarts.total[0]) == 1.0
+        # The transition into the fresh episode does not count; everything else does.
+        half = engine._collector.halves[0]
+        np.testing.assert_array_equal(half.rows.first[1:], half.rows.last[:-1])
+        state, report = engine.chunk(state, 2)
+        assert float(report.means["train/worker_restarts"].total[0]) == 0.0
+        assert np.isfinite(np.asarray(report.sums.values)).all()
+    finally:
+        engine.close()
+
+
+def test_a_worker_that_fails_again_at_once_stops_the_run() -> None:
+    envs = pool(Faulty(how="raise", at=0), on_failure="restart")
+    with pytest.raises(TrainingError, match="the environment broke"):
+        walk(envs)
+    envs.close()
+
+
+PARENT = """
+import sys, os, time
+sys.path[:0] = {path!r}
+import numpy as np
+from envs import Counter, Faulty
+from test_workers import pool
+from rookery.training.host.workers import WorkerPool
+from rookery.core.types import Spec
+if __name__ == "__main__":
+    envs = pool({task}, timeout=1000.0)
+    print(*envs.pids, flush=True)
+    seeds = np.arange(4, dtype=np.uint32)
+    envs.reset(seeds)
+    while True:
+        envs.send(np.ones((4, 1), np.int32), seeds)
+        envs.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+@pytest.mark.parametrize("task", ["Counter()", "Faulty(how='hang', at=3)"])
+def test_no_worker_survives_its_parent(number: int, task: str, tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT.format(path=[str(here), str(here.parents[1])], task=task))
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(alive, pids))
+    time.sleep(0.3)
+    os.kill(parent.pid, number)
+    parent.wait(timeout=20)
+    parent.stdout.close()
+    assert wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_waiting_does_not_spin() -> None:
+    envs = pool(Faulty(how="sleep", at=0))
+    before = time.process_time()
+    walk(envs, 2)
+    assert time.process_time() - before < 0.2
+    envs.close()
+
+
+def test_settings_are_checked() -> None:
+    compiled = replace(config_of(), task=TASKS.get("mpe/simple_spread") or compiled_task())
+    with pytest.raises(ConfigError, match="nothing for workers to step"):
+        check(replace(compiled, algo=PRESETS["ippo"]))
+    with pytest.raises(ConfigError, match=r"workers\.count must be at least -1"):
+        check(config_of(workers=Workers(count=-2)))
+    with pytest.raises(ConfigError, match=r"must be even and workers\.count not 0"):
+        check(config_of(workers=Workers(count=0, overlap=True)))
+
+
+def compiled_task() -> Any:
+    import rookery.tasks  # noqa: F401
+
+    return TASKS["mpe/simple_spread"]
+
+
+def test_the_choice_is_measured_and_recorded() -> None:
+    config = replace(config_of(workers=Workers()), steps=1000)
+    engine = HostEngine(config)
+    engine.prepare(fresh=True)
+    found = engine.record()["workers"]
+    assert found["count"] == 0 and found["steps_per_second"]["in_process"] > 0
+    assert any("training process" in note for note in engine.notes)
+    # What was measured leaves no trace in the numbers.
+    state, _ = engine.evaluate(engine.init())
+    state, report = engine.chunk(state, 4)
+    assert_same(jax.tree.map(np.asarray, (state, report)), trained(config_of(workers=Workers(count=0))))
+    engine.close()
