@@ -96,7 +96,7 @@ class Dictionary:
     """An episodic dictionary of action values."""
 
     capacity: int = 100_000
-    """Entries of each table. Multiples of 16 are searched fastest."""
+    """Entries of each table. Multiples of 8 are searched fastest."""
     tables: Literal["per_action", "shared"] = "per_action"
     """A table for each action (NEC, MFEC), or one table with a value for each action."""
     neighbors: int = 50

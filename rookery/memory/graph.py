@@ -136,7 +136,7 @@ class Graph:
     """A graph memory."""
 
     capacity: int = 10_000
-    """Nodes, with the terminal one. Multiples of 16 are searched fastest."""
+    """Nodes, with the terminal one. Multiples of 8 are searched fastest."""
     edges_per_node: int = 8
     """Outgoing edges that a node keeps; the least visited goes."""
     neighbors: int = 20
@@ -174,23 +174,27 @@ class Graph:
     def empty(self, dim: int, actions: int) -> GraphState:
         """A graph with the terminal node alone."""
         n, slots = self.capacity, (self.capacity, self.edges_per_node)
-        zeros, none = jnp.zeros(n, jnp.int32), jnp.zeros(slots, jnp.int32)
+
+        # An array for each field: no buffer can be donated twice.
+        def zeros(*shape: int) -> Array:
+            return jnp.zeros(shape, jnp.int32)
+
         return GraphState(
             keys=jnp.zeros((n, dim)),
             norms=jnp.full(n, jnp.inf),
-            visits=zeros,
-            last_use=zeros,
-            generation=zeros,
+            visits=zeros(n),
+            last_use=zeros(n),
+            generation=zeros(n),
             score=jnp.full(n, jnp.inf),
             q=jnp.zeros((n, actions)),
-            q_visits=jnp.zeros((n, actions), jnp.int32),
-            in_degree=zeros,
-            edges=Edges(none - 1, none, jnp.zeros(slots), none),
-            edge_generation=none,
-            nodes=jnp.int32(0),
-            edge_count=jnp.int32(0),
-            merges=jnp.int32(0),
-            evictions=jnp.int32(0),
+            q_visits=zeros(n, actions),
+            in_degree=zeros(n),
+            edges=Edges(jnp.full(slots, -1, jnp.int32), zeros(*slots), jnp.zeros(slots), zeros(*slots)),
+            edge_generation=zeros(*slots),
+            nodes=zeros(),
+            edge_count=zeros(),
+            merges=zeros(),
+            evictions=zeros(),
         )
 
     def read(self, memory: GraphState, query: Float[Array, "query dim"]) -> GraphRead:

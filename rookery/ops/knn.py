@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.ops.loops import computed, repeat
+from rookery.ops.loops import repeat
 
 Method = Literal["blocks", "top_k", "approx"]
 
-BLOCK = 16
+BLOCK = 8
 """Rows of a block, and blocks of a block of blocks."""
 SPARE = 8
 """Blocks (or rows) ranked beyond k: scores from norms and products are rounded, and may swap near neighbors."""
@@ -90,8 +90,11 @@ def nearest_in_each(
     wide = min(k + SPARE, n // block)
     if block == 1:
         top = jax.lax.approx_max_k if method == "approx" else jax.lax.top_k
-        scores = jnp.matmul(2.0 * query, jnp.swapaxes(keys, 1, 2)) - norms[:, None]
-        chosen = top(scores, wide)[1]
+
+        def scores(keys: Array, norms: Array) -> Array:
+            return (2.0 * query) @ keys.T - norms
+
+        chosen = top(jax.vmap(scores)(keys, norms), wide)[1]
     else:
         low = _block_scores(keys.reshape(-1, dim), norms.reshape(-1), query, block)
         chosen = jax.vmap(partial(lowest, k=wide))(low.reshape(tables, n // block, -1))
@@ -108,8 +111,6 @@ def nearest_in_each(
 def lowest(x: Array, k: int) -> Int[Array, "column k"]:
     """Rows [n] of the k lowest entries in each column of x [n, column], lowest first; ties go to the lower row."""
     n, columns = x.shape
-    # Or else XLA transposes inside the reduction that made x, which then strides over memory.
-    x = computed(x)
     if n <= BLOCK * k:
         return jax.lax.top_k(-x.T, k)[1]
     above = jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).max

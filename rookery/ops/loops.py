@@ -30,8 +30,3 @@ def once(f: Callable[[], T], count: Int[Array, ""]) -> T:
 
     nothing = cast("T", jax.tree.map(empty, jax.eval_shape(f)))  # pyright: ignore[reportUnknownMemberType]  (untyped)
     return repeat(jnp.where(count < 0, 0, 1), lambda _, __: f(), nothing)
-
-
-def computed(x: T) -> T:
-    """x, in the layout that it is computed in: without this XLA may transpose it inside of what computes it."""
-    return cast("T", jax.lax.optimization_barrier(x))  # pyright: ignore[reportUnknownMemberType]  (untyped in JAX)

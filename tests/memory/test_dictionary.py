@@ -255,6 +255,9 @@ def test_no_table_is_copied(tables: Any, merge: float, seeds: int) -> None:
     compiled = jax.jit(run, donate_argnums=0).lower(memory, batch).compile()
     assert copies(compiled, memory.last_use.nbytes) == []
     assert compiled.memory_analysis().temp_size_in_bytes < memory.keys.nbytes / 2
+    after, _ = compiled(memory, batch)
+    assert memory.keys.is_deleted(), "it was not donated"
+    assert np.all(np.sum(np.asarray(after.count), axis=-1) > 0)
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,9 @@ def test_no_table_is_copied(evict: Any, seeds: int) -> None:
     compiled = jax.jit(run, donate_argnums=0).lower(memory, keys).compile()
     assert copies(compiled, memory.last_use.nbytes) == []
     assert compiled.memory_analysis().temp_size_in_bytes < memory.keys.nbytes / 2
+    (after, _), _ = compiled(memory, keys)
+    assert memory.keys.is_deleted(), "it was not donated"
+    assert np.all(np.asarray(after.nodes) > 0)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def search(keys: Any, filled: Any, query: Any, k: int, method: knn.Method = "blo
     return knn.nearest(keys, knn.squared_norms(keys, filled), query, k, method)
 
 
-# 16 divides 4096, 4 divides 4100, nothing divides 4099: three block sizes, the last without blocks.
+# 8 divides 4096, 4 divides 4100, nothing divides 4099: three block sizes, the last without blocks.
 @pytest.mark.parametrize("n", [7, 4096, 4099, 4100])
 @pytest.mark.parametrize("whole", [True, False])
 def test_it_finds_what_brute_force_finds(n: int, whole: bool) -> None:
