@@ -26,7 +26,7 @@ import numpy as np
 from rookery.memory.dictionary import Dictionary, Rows
 from rookery.memory.graph import Graph, Moves, nowhere
 from rookery.ops.knn import Method, nearest_in_each
-from rookery.training.build import jit
+from rookery.training.compiled.compiler import jit
 
 DIM, NEIGHBORS, ROWS = 64, 50, 16
 METHODS: tuple[Method, ...] = ("blocks", "top_k", "approx")
