@@ -136,9 +136,7 @@ def uniform(key: Array, n_in: int, *shape: int) -> Float[Array, "..."]:
     return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) / n_in**0.5
 
 
-def linear(
-    key: Array, n_in: int, n_out: int, gain: float = 1.0, initializer: Initializer = "orthogonal"
-) -> Linear:
+def linear(key: Array, n_in: int, n_out: int, gain: float = 1.0, initializer: Initializer = "orthogonal") -> Linear:
     """Orthogonal weights and zero bias, or torch's defaults (which know no gain)."""
     if initializer == "torch":
         return Linear(uniform(stream(key, "weight"), n_in, n_in, n_out), uniform(stream(key, "bias"), n_in, n_out))

@@ -101,7 +101,9 @@ def test_sides_of_a_hunt_are_different_kinds() -> None:
     np.testing.assert_allclose(kinds["hunter"], where[jnp.array([0, 2])] - where[1], rtol=1e-5)
     np.testing.assert_allclose(kinds["prey"], where[3:4] - where[1], rtol=1e-5)
     # Without a team, what stands between hunters and prey is the other side for both.
-    (opponent,) = (e for e in _entities("simple_tag", "all", ("adversary",) * 2 + ("good",) * 2, 2) if e.name == "opponent")
+    (opponent,) = (
+        e for e in _entities("simple_tag", "all", ("adversary",) * 2 + ("good",) * 2, 2) if e.name == "opponent"
+    )
     assert (opponent.start, opponent.count) == (4 + 2 * 2 + 2, 1)
     ordered = {name: [e.name for e in TASKS[f"mpe/{name}"].spec.entities if e.ordered] for name in _CLASSES}
     assert {name: kinds for name, kinds in ordered.items() if kinds} == {
