@@ -38,10 +38,10 @@ PRESETS["dqn"] = replace(_iql, agent_id=False)
 PRESETS["vdn"] = replace(_iql, mixer=Mixer("vdn"))
 PRESETS["qmix"] = replace(_iql, mixer=Mixer("qmix", gain=0.1))
 
-# PyMARL (Samvelyan et al. 2019): one environment, one gradient step per episode.
+# PyMARL (Samvelyan et al. 2019): one environment, one gradient step per episode, a new target every 200 of them.
 _qmix_pymarl = Q(
-    mixer=Mixer("qmix", embed=32, hyper=64),
-    net=Net("gru", width=64, layers=1),
+    mixer=Mixer("qmix", embed=32, hyper=64, initializer="torch"),
+    net=Net("gru", width=64, layers=1, initializer="torch"),
     collect=Collect(envs=1, restart=True),
     replay=Replay(capacity=5000, batch=32, start=32, steps_per_sequence=1.0),
     target=Target(every=200),
@@ -50,12 +50,15 @@ _qmix_pymarl = Q(
     gamma=0.99,
 )
 PRESETS["qmix_pymarl"] = _qmix_pymarl
-# PyMARL2 (Hu et al. 2021): eight environments, one gradient step for eight episodes, on a larger batch.
+# PyMARL2 (Hu et al. 2021): eight environments, one gradient step for eight episodes, on a larger batch; a new target
+# every 200 episodes, which are 25 gradient steps. Its loss is half the squared error, so that its largest gradient
+# norm of 10 is 20 here.
 PRESETS["qmix_pymarl2"] = replace(
     _qmix_pymarl,
     collect=Collect(envs=8, restart=True),
     replay=Replay(capacity=5000, batch=128, start=128, steps_per_sequence=0.125),
-    optimiser=Optimiser("adam", lr=1e-3, clip=10.0),
+    target=Target(every=25),
+    optimiser=Optimiser("adam", lr=1e-3, clip=20.0, eps=1e-8),
     epsilon=Schedule(1.0, 0.05, steps=100_000),
     td_lambda=0.6,
 )
@@ -78,13 +81,43 @@ _differ = Credit("differ", mixer_optimiser=_iql.optimiser)
 PRESETS["differ_vdn"] = replace(PRESETS["vdn"], credit=_differ)
 PRESETS["differ_qmix"] = replace(PRESETS["qmix"], credit=_differ)
 PRESETS["differ_transformer"] = replace(PRESETS["differ_qmix"], net=Net("transformer", width=32, layers=1))
-# Sharing. SUPER (Gerstgrasser et al. 2023) is independent DQN with prioritised replay; INSPIRE shares on DIFFER.
+# DIFFER's published settings: PyMARL's, and a priority eps that does not depend on the size of errors. Its importance
+# weights are relative to the largest of all transitions of a batch, here to the largest of those that were drawn.
+PRESETS["differ_qmix_published"] = replace(
+    _qmix_pymarl, credit=Credit("differ", eps=0.01, eps_relative=False, mixer_optimiser=_qmix_pymarl.optimiser)
+)
+# Sharing. SUPER (Gerstgrasser et al. 2023) is independent DQN with prioritised replay; INSPIRE shares on DIFFER. On our
+# own settings each agent reads one sender per sequence, sequences have priorities, and importance weights become full.
 _super = Share("quantile", bandwidth=0.1, window=1500)
 PRESETS["super_dqn"] = replace(
     PRESETS["dqn"],
     net=replace(_iql.net, weights="per_agent"),
     replay=replace(_iql.replay, priority=0.6, importance=0.4),
     share=_super,
+)
+# SUPER's published settings on its pursuit task: sequences of one transition, so that transitions have priorities, one
+# gradient step for four of them, offers to all others. What differs: transitions have one priority for all agents, not
+# one for each; receivers learn from offers in the minibatch and do not keep them; the loss is squared, not Huber; there
+# are no dueling heads and no convolutions; the gradient's norm is limited over all agents, not for each.
+PRESETS["super_dqn_published"] = Q(
+    net=Net("mlp", width=64, layers=2, weights="per_agent", initializer="torch"),
+    collect=Collect(envs=4, length=1),
+    replay=Replay(
+        capacity=120_000,
+        batch=32,
+        start=1000,
+        steps_per_sequence=0.25,
+        priority=0.6,
+        importance=0.4,
+        importance_end=0.4,
+        eps=1e-6,
+    ),
+    target=Target(every=250),
+    optimiser=Optimiser("adam", lr=1.6e-4, clip=40.0, eps=1e-8),
+    share=replace(_super, max_partners=0),
+    epsilon=Schedule(0.1, 0.001, steps=100_000),
+    agent_id=False,
+    last_action=False,
 )
 # Individual rewards are made of their sender's values: receivers that take all of them drift (docs/results.md).
 PRESETS["super_qmix"] = replace(PRESETS["differ_qmix"], share=replace(_super, accept="closer"))
@@ -117,8 +150,9 @@ PRESETS["a2c"] = replace(
     gae_lambda=1.0,
 )
 
-# The on-policy code base's script for MPE simple_spread (Yu et al. 2022), feed-forward.
-_onpolicy_net = Net("mlp", width=64, layers=2, layer_norm=True)
+# The on-policy code base's script for MPE simple_spread (Yu et al. 2022), but feed-forward (its mappo, not rmappo). The
+# script's --use_ReLU switches ReLU off.
+_onpolicy_net = Net("mlp", width=64, layers=2, activation="tanh", layer_norm=True)
 PRESETS["mappo_onpolicy"] = PPO(
     actor=_onpolicy_net,
     critic=_onpolicy_net,

@@ -310,17 +310,18 @@ class Q:
         found = Found(draw.sizes(q_tm1, targets, valid), None, None)
         if self.credit.kind == "none" and self.share.select == "none":
             return squared, (found, metrics)
-        mine, squares, about = self.credit.learn(mix, q_i, v_i, q_tm1 - targets, batch, self.gamma, clock, key)
-        own = Mean.of(draw.weigh(squares), mine.lived)
+        mine, squares, counts, about = self.credit.learn(mix, q_i, v_i, q_tm1 - targets, batch, self.gamma, clock, key)
+        own = Mean.of(draw.weigh(squares), counts)
         metrics |= {**about, "own_loss": own}
         if now.recent is not None:
             read, hear = partial(self._read, spec, online, now.target), partial(self._hear, spec, online.agent, batch)
             # Rewards that `credit` assigns are those of one-step targets.
             aim = partial(_backup, lam=self.td_lambda if self.credit.kind == "none" else 0.0)
-            error, accepted, recent, borrowed, about = self.share.learn(
+            squares, accepted, recent, borrowed, about = self.share.learn(
                 spec, now.recent, batch, mine, read, hear, aim, key, fresh=self.net.weights == "per_agent"
             )
-            taken = Mean.of(draw.weigh(error**2), accepted)
+            taken = Mean.of(draw.weigh(squares), accepted)
+            metrics["share_loss"] = Mean.of(taken.total / jnp.maximum(own.total + taken.total, 1e-12))
             own = Mean(own.total + taken.total, own.weight + taken.weight)
             found, metrics = Found(found.sizes, recent, borrowed and share.probe(borrowed)), metrics | about
         # Without a mixer the team's loss is the agents' own.

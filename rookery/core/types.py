@@ -71,6 +71,10 @@ class Entities:
     start: int
     count: int
     size: int
+    first_action: int = -1
+    """Action `first_action` + k is about entity k (attacks it, say); -1: no action is about one of these."""
+    ordered: bool = False
+    """Whether something names entity k by its index (a word, a target); otherwise the entities are a set."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ class Experience(eqx.Module):
     reward: Float[Array, "time batch agent"]
     discount: Float[Array, "time batch agent"]
     lived: Bool[Array, "time batch agent"]
+    """Which of them a living agent chose: others may learn from these."""
+    weight: Float[Array, "time batch agent"]
+    """How much each counts in its agent's own loss; whoever else learns from it weighs it alike."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,11 @@ class Credit:
     """Share of the transitions that is chosen, or draws per transition."""
     alpha: float = 0.8
     """Draws: chance ~ (|TD error| + eps) to this power."""
-    eps: float = 0.01
-    """Draws: added to |TD errors|."""
+    eps: float = 0.1
+    """Draws: added to |TD errors|, so that nothing is never drawn."""
+    eps_relative: bool = True
+    """Whether `eps` is a multiple of the batch's mean |TD error|. An absolute one (as published) outweighs all errors
+    where rewards are small."""
     beta: Schedule = field(default_factory=lambda: Schedule(0.6, 1.0, steps=0, share=1.0))
     """Draws: power of the importance weights."""
     clip: float = 10.0
@@ -76,8 +82,8 @@ class Credit:
         gamma: float,
         clock: Clock,
         key: Keys,
-    ) -> tuple[Experience, Float[Array, "time batch agent"], Metrics]:
-        """Individual transitions, and the squared TD error of each as far as it is chosen.
+    ) -> tuple[Experience, Float[Array, "time batch agent"], Bool[Array, "time batch agent"], Metrics]:
+        """Individual transitions, the squared TD error of each as far as it is chosen, and which count in their mean.
 
         `mix` gives the team's value of agents' values; `q` and `v` are each agent's value of what it did and (target)
         of where it came to; `delta` is the team's TD error, or without credit the agents' own.
@@ -85,17 +91,19 @@ class Credit:
         lived = batch.filled[..., None] & batch.step.alive[:-1]
         if self.kind == "none":
             discount = jnp.broadcast_to(gamma * team_discount(batch.step)[1:, :, None], q.shape)
-            mine = Experience(q, delta, batch.step.reward[1:], discount, lived)
-            return jax.lax.stop_gradient(mine), delta**2, {}
+            # Dead rows too: with the team's discount their values are bootstrapped from.
+            valid = jnp.broadcast_to(batch.filled[..., None], q.shape)
+            mine = Experience(q, delta, batch.step.reward[1:], discount, lived, valid.astype(jnp.float32))
+            return jax.lax.stop_gradient(mine), delta**2, valid, {}
         error = self.errors(mix, q, delta)
         target, discount = jax.lax.stop_gradient(q - error), gamma * batch.step.discount[1:]
-        mine = jax.lax.stop_gradient(Experience(q, error, target - discount * v, discount, lived))
-        chosen, metrics = self.weights(key("credit"), mine.error, lived, clock)
+        chosen, metrics = self.weights(key("credit"), jax.lax.stop_gradient(error), lived, clock)
+        mine = jax.lax.stop_gradient(Experience(q, error, target - discount * v, discount, lived, chosen))
         metrics |= {
             "credit_error": Mean.of(jnp.abs(mine.error), lived),
             "credit_reward": Mean.of(mine.reward, lived),
         }
-        return mine, chosen * (q - target) ** 2, metrics
+        return mine, chosen * (q - target) ** 2, lived, metrics
 
     def errors(
         self, mix: Callable[[Array], Array], q: Float[Array, "*b agent"], delta: Float[Array, "*b team"]
@@ -142,7 +150,9 @@ class Credit:
 
     def _drawn(self, key: Array, size: Array, mask: Array, n: Array, chosen: Array, clock: Clock) -> Float[Array, "n"]:
         """How often each was drawn, with replacement, times its importance weight."""
-        mass = jnp.where(mask, (size + self.eps) ** self.alpha, 0.0)
+        unit = jnp.sum(size * mask) / jnp.maximum(n, 1) if self.eps_relative else 1.0
+        # The tiny number is for a batch without any error: everything is drawn alike.
+        mass = jnp.where(mask, (size + self.eps * unit + 1e-12) ** self.alpha, 0.0)
         # As many draws as there are places, of which the first `chosen` count: shapes are fixed, fractions are not.
         index = proportional(key, mass, size.size)
         count = jnp.zeros(size.shape).at[index].add((jnp.arange(size.size) < chosen).astype(jnp.float32))

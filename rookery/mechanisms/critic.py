@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from rookery.core.keys import stream
 from rookery.core.types import Entities, Mean, Spec, Step, global_state, team_discount
 from rookery.mechanisms import normalise
+from rookery.nets import transformer
 from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.ops import returns
@@ -52,8 +53,8 @@ class Critic:
         return 1 if self.value.sees == "state" and self.net.weights == "shared" else spec.n_agents
 
     def _entities(self, spec: Spec) -> tuple[Entities, ...]:
-        """The entities of the critic's input: a state has none."""
-        return spec.entities if self.value.sees == "obs" else ()
+        """The entities of the critic's input: a state has none. A critic has no actions to read out of them."""
+        return transformer.unbound(spec.entities) if self.value.sees == "obs" else ()
 
     def init(self, spec: Spec, key: Array) -> Params:
         """Fresh weights."""

@@ -48,9 +48,9 @@ class Borrowed(eqx.Module):
 class Share:
     """Receivers learn from senders' transitions, read with their own weights and id. Five choices, each a setting."""
 
-    select: Literal["none", "quantile", "gaussian", "stochastic", "learned", "all"] = "none"
-    """What is offered: nothing; the largest |TD errors|; those outside mean +- z std; at random, the larger the
-    likelier; those expected to help receivers most; everything."""
+    select: Literal["none", "quantile", "gaussian", "gaussian_upper", "stochastic", "learned", "all"] = "none"
+    """What is offered: nothing; the largest |TD errors|; those outside mean +- z std, or above it only (SUPER); at
+    random, the larger the likelier; those expected to help receivers most; everything."""
     partners: Literal["everyone", "team", "range", "similar", "role", "attention"] = "everyone"
     """Whose offers an agent reads: anybody's; its team's; and of these, those near it; with the most similar
     observations; of its role; those that attention picks."""
@@ -71,7 +71,7 @@ class Share:
     ceiling: float = 0.2
     """Largest share offered by a schedule."""
     max_partners: int = 1
-    """Senders that each agent reads per sequence: the cost."""
+    """Senders that each agent reads per sequence: the cost. 0: all others (SUPER)."""
     window: int = 1500
     """Recent |TD errors| of each agent that quantiles, means and deviations are of."""
     radius: float = 0.5
@@ -111,9 +111,9 @@ class Share:
                 f"algo.share: bandwidth, floor and ceiling are shares between 0 and 1, floor <= ceiling; got "
                 f"{self.bandwidth}, {self.floor}, {self.ceiling}."
             )
-        if min(self.max_partners, self.window) < 1 or self.radius <= 0:
+        if self.max_partners < 0 or self.window < 1 or self.radius <= 0:
             raise ConfigError(
-                f"algo.share: max_partners and window are at least 1, radius is positive; got {self.max_partners}, "
+                f"algo.share: max_partners is at least 0, window at least 1, radius positive; got {self.max_partners}, "
                 f"{self.window}, {self.radius}."
             )
 
@@ -220,6 +220,9 @@ class Share:
         if self.select == "gaussian":
             mean, std = self.moments(recent)
             return own.lived & (jnp.abs(size - mean) > measures.z(rate) * std)
+        if self.select == "gaussian_upper":
+            mean, std = self.moments(recent)
+            return own.lived & (size - mean > measures.z(2.0 * rate) * std)
         if self.select == "stochastic":
             # Largest sums of log weight and Gumbel noise: draws without replacement (Efraimidis and Spirakis 2006).
             score = jnp.log(size + 1e-6) + jax.random.gumbel(key, size.shape)
@@ -258,7 +261,7 @@ class Share:
                 worth = worth + jax.random.gumbel(key, worth.shape)
         else:
             worth = worth + jax.random.uniform(key, worth.shape)  # who offers most; ties are broken at random
-        k = min(self.max_partners, spec.n_agents - 1)
+        k = min(self.max_partners or spec.n_agents, spec.n_agents - 1)
         _, senders = jax.lax.top_k(jnp.where(may, worth, -jnp.inf), k)
         senders = jnp.swapaxes(senders, 1, 2)
         allowed = jnp.take_along_axis(near[:, :, None], senders[None, ..., None], axis=-1)[..., 0]
@@ -301,7 +304,10 @@ class Share:
         *,
         fresh: bool,
     ) -> tuple[Float[Array, "time column agent"], Bool[Array, "time column agent"], Recent, Borrowed | None, Metrics]:
-        """Receivers' TD errors on what is shared, which of them they learn from, and what to remember of it.
+        """Receivers' squared TD errors on what is shared, which they learn from, and what to remember of it.
+
+        A transition counts as much for its receiver as for its sender: otherwise a few shared ones outweigh all own
+        ones, whose importance weights are far below 1.
 
         `read` gives taken and next values of a sequence by the receivers' weights; `hear` their values of their own
         actions with tokens of these senders, where present; `aim` the target from rewards, discounts, next values and
@@ -318,7 +324,7 @@ class Share:
         senders, allowed, metrics = self.reach(key("partners"), spec, recent, batch, offered)
         of_senders = lambda x: columns(x, senders)  # noqa: E731
         open_to = of_senders(offered) & allowed.reshape(*allowed.shape[:1], -1, spec.n_agents)
-        sequence, clues, target = None, None, own.q - own.error
+        sequence, clues, target, weight = None, None, own.q - own.error, own.weight
         if self.form == "embeddings":
             kept = jax.random.bernoulli(key("drop"), 1.0 - self.drop, allowed.shape)
             present = open_to.reshape(allowed.shape) & kept
@@ -326,6 +332,7 @@ class Share:
         else:
             sequence = borrow(batch, senders, fresh=fresh)
             q, v = read(sequence)
+            weight = of_senders(own.weight)
             target = jax.lax.stop_gradient(aim(of_senders(own.reward), of_senders(own.discount), v, sequence.step.last))
         error = q - target
         before = jax.lax.stop_gradient(jnp.abs(error))
@@ -340,11 +347,11 @@ class Share:
             **{f"share_accepted/{name}": Mean.of(taken[i]) for i, name in enumerate(spec.agents)},
         }
         if sequence is None:
-            return error, accepted, recent, None, metrics | {"share_error": Mean.of(before, accepted)}
+            return weight * error**2, accepted, recent, None, metrics | {"share_error": Mean.of(before, accepted)}
         if recent.judge is not None:
             seen = _mean_obs(batch)
             clues = Clues(of_senders(features), jnp.repeat(seen, senders.shape[1], axis=0), of_senders(seen[None])[0])
-        return error, accepted, recent, Borrowed(sequence, target, accepted, before, clues), metrics
+        return weight * error**2, accepted, recent, Borrowed(sequence, target, accepted, before, clues), metrics
 
     def look_back(
         self, recent: Recent, borrowed: Borrowed, q: Float[Array, "time column agent"], progress: Float[Array, ""]

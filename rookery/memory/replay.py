@@ -13,9 +13,6 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery.core.errors import ConfigError
 from rookery.core.types import Clock, Collect
 
-EPS = 0.01
-"""Added to priorities, so that nothing is never drawn."""
-
 
 class Draw(eqx.Module):
     """Which items a batch has."""
@@ -55,7 +52,11 @@ class Replay:
     """Priority exponent: a sequence is drawn with probability ~ (its mean |TD error|)^this (Schaul et al. 2016); 0:
     uniform."""
     importance: float = 0.4
-    """Exponent of the importance weights that correct for priorities; it rises to 1 by the end of the run."""
+    """Exponent of the importance weights that correct for priorities, at the start of the run."""
+    importance_end: float = 1.0
+    """The same at the end of the run."""
+    eps: float = 0.01
+    """Added to priorities, so that nothing is never drawn."""
 
     def shard(self, collect: Collect) -> Replay:
         """The store of one shard: its share of this one, or a replica where all shards step the same environment."""
@@ -95,10 +96,10 @@ class Replay:
                 f"algo.replay.steps_per_sequence ({self.steps_per_sequence}) times algo.collect.envs "
                 f"({envs}) must be a whole number of gradient steps, at least 1; it is {per_iteration:g}."
             )
-        if self.priority < 0 or not 0 <= self.importance <= 1:
+        if self.priority < 0 or not 0 <= self.importance <= 1 or not 0 <= self.importance_end <= 1:
             raise ConfigError(
-                f"algo.replay.priority must be 0 or more and algo.replay.importance 0 to 1; got {self.priority} and "
-                f"{self.importance}."
+                f"algo.replay.priority must be 0 or more, algo.replay.importance and importance_end 0 to 1; got "
+                f"{self.priority}, {self.importance} and {self.importance_end}."
             )
 
     def priorities(self) -> Float[Array, "capacity"] | None:
@@ -121,9 +122,9 @@ class Replay:
         """A batch, with replacement."""
         if priorities is None:
             return Draw(jax.random.randint(key, (self.batch,), 0, stored), None)
-        mass = jnp.where(jnp.arange(self.capacity) < stored, (priorities + EPS) ** self.priority, 0.0)
+        mass = jnp.where(jnp.arange(self.capacity) < stored, (priorities + self.eps) ** self.priority, 0.0)
         index = jnp.minimum(proportional(key, mass, self.batch), stored - 1)
-        beta = self.importance + (1.0 - self.importance) * clock.progress
+        beta = self.importance + (self.importance_end - self.importance) * clock.progress
         weight = (stored * mass[index] / jnp.sum(mass)) ** -beta
         return Draw(index, weight / jnp.max(weight))
 

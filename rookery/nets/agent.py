@@ -11,12 +11,14 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
+from rookery.core.keys import stream
 from rookery.core.types import Entities
 from rookery.nets import recurrent, transformer
-from rookery.nets.layers import ACTIVATIONS, GAINS, Activation, Linear, Norm, linear, norm
+from rookery.nets.layers import ACTIVATIONS, GAINS, Activation, Initializer, Linear, Norm, linear, norm
 
 
 class Params(eqx.Module):
@@ -28,13 +30,17 @@ class Params(eqx.Module):
     core: recurrent.Gru | transformer.Transformer | None
     after: tuple[Linear, ...]
     head: Linear
+    bound: tuple[Linear, ...] = ()
+    """Of a transformer: what reads the actions about entities out of their tokens, one for each kind."""
+    norm_core: Norm | None = None
 
 
 @dataclass(frozen=True)
 class Net:
     """input -> `layers` dense layers -> [GRU -> `layers_after` dense layers] -> linear head.
 
-    A transformer has `layers` of attention over the observation's entities instead of dense layers and GRU.
+    A transformer has `layers` of attention over the observation's entities instead of dense layers and GRU; what an
+    action about an entity is worth is read out of that entity's token.
     """
 
     kind: Literal["mlp", "gru", "transformer"] = "mlp"
@@ -50,9 +56,12 @@ class Net:
     activation: Activation = "relu"
     """Activation of the dense layers."""
     layer_norm: bool = False
-    """Normalise the input and the output of every dense layer before the GRU (as the on-policy code base does)."""
+    """Normalize the input, the output of every dense layer before the GRU, and the GRU's output (not its carry), as
+    the on-policy code base does."""
     weights: Literal["shared", "per_agent"] = "shared"
     """One set of weights for all agents, or one for each."""
+    initializer: Initializer = "orthogonal"
+    """How dense layers and the GRU begin: orthogonal with zero biases, or by torch's defaults (PyMARL)."""
 
     @property
     def hidden(self) -> int:
@@ -70,6 +79,10 @@ class Net:
                 f"a transformer needs at least one layer, and a width that its heads divide; got layers "
                 f"{self.layers}, width {self.width}, heads {self.heads}."
             )
+        if self.kind == "transformer" and self.initializer != "orthogonal":
+            raise ConfigError(
+                f"a transformer begins with orthogonal weights; got initializer '{self.initializer}'. Use orthogonal."
+            )
 
     def init(
         self, key: Array, agents: int, n_in: int, n_out: int, gain: float, entities: tuple[Entities, ...] = ()
@@ -82,19 +95,23 @@ class Net:
     def _init(self, key: Array, n_in: int, n_out: int, gain: float, entities: tuple[Entities, ...]) -> Params:
         keys = iter(jax.random.split(key, self.layers + self.layers_after + 2))
         sizes = [n_in] + [self.width] * (0 if self.kind == "transformer" else self.layers)
-        act = GAINS[self.activation]
-        before = tuple(linear(next(keys), a, b, act) for a, b in pairwise(sizes))
-        core = None
+        act, how = GAINS[self.activation], self.initializer
+        before = tuple(linear(next(keys), a, b, act, how) for a, b in pairwise(sizes))
+        core, about = None, ()
         if self.kind == "gru":
-            core = recurrent.gru(next(keys), sizes[-1], self.width)
+            core = recurrent.gru(next(keys), sizes[-1], self.width, how)
         elif self.kind == "transformer":
-            core = transformer.transformer(next(keys), transformer.columns(entities, n_in), self.width, self.layers)
+            kinds = transformer.kinds_of(entities, n_in)
+            core, about = transformer.transformer(next(keys), kinds, self.width, self.layers), transformer.bound(kinds)
         body = self.width if core is not None else sizes[-1]
         widths = [body] + [self.width] * self.layers_after
-        after = tuple(linear(next(keys), a, b, act) for a, b in pairwise(widths))
+        after = tuple(linear(next(keys), a, b, act, how) for a, b in pairwise(widths))
         norms = tuple(norm(self.width) for _ in before) if self.layer_norm else ()
         norm_in = norm(n_in) if self.layer_norm else None
-        return Params(norm_in, before, norms, core, after, linear(next(keys), widths[-1], n_out, gain))
+        head = linear(next(keys), widths[-1], n_out - sum(len(actions) for _, actions in about), gain, how)
+        bound = tuple(linear(stream(key, "bound", i), widths[-1], 1, gain) for i in range(len(about)))
+        norm_core = norm(self.width) if self.layer_norm and self.kind == "gru" else None
+        return Params(norm_in, before, norms, core, after, head, bound, norm_core)
 
     def carry(self, *batch: int) -> Float[Array, "*b h"]:
         """A hidden state of zeros (of length 0 for an mlp)."""
@@ -137,7 +154,12 @@ class Net:
         entities: tuple[Entities, ...],
     ) -> Float[Array, "time b agent width"]:
         """What the core makes of a sequence: the recurrent tokens of a transformer."""
-        return self._over_agents(partial(self._core, entities=entities), params, carry, x, first, None)[1]
+
+        def read(p: Params, carry: Array, x: Array, reset: Array, heard: None) -> tuple[Array, Array]:
+            carry, y = self._core(p, carry, x, reset, heard, transformer.unbound(entities))
+            return carry, y[:, :, 0]
+
+        return self._over_agents(read, params, carry, x, first, None)[1]
 
     def _over_agents(
         self,
@@ -168,10 +190,13 @@ class Net:
         heard: transformer.Heard | None,
         entities: tuple[Entities, ...],
     ) -> tuple[Array, Array]:
+        n_in = x.shape[-1]
         carry, x = self._core(p, carry, x, reset, heard, entities)
         for layer in p.after:
             x = ACTIVATIONS[self.activation](layer(x))
-        return carry, p.head(x)
+        if not isinstance(p.core, transformer.Transformer):
+            return carry, p.head(x)
+        return carry, _read_out(p, x, transformer.bound(transformer.kinds_of(entities, n_in)))
 
     def _core(
         self,
@@ -188,6 +213,26 @@ class Net:
             x = ACTIVATIONS[self.activation](layer(x))
             x = p.norms[i](x) if p.norms else x
         if isinstance(p.core, transformer.Transformer):
-            kinds = transformer.columns(entities, x.shape[-1])
+            kinds = transformer.kinds_of(entities, x.shape[-1])
             return transformer.unroll(p.core, carry, x, reset, kinds, self.heads, heard)
-        return (carry, x) if p.core is None else recurrent.unroll(p.core, carry, x, reset)
+        if p.core is None:
+            return carry, x
+        carry, x = recurrent.unroll(p.core, carry, x, reset)
+        return carry, x if p.norm_core is None else p.norm_core(x)
+
+
+def _read_out(
+    p: Params, x: Float[Array, "time b read width"], about: tuple[tuple[np.ndarray, np.ndarray], ...]
+) -> Float[Array, "time b n_out"]:
+    """Outputs in order, from the recurrent token and the tokens that actions are `about`."""
+    free = p.head(x[:, :, 0])
+    if not about:
+        return free
+    actions = np.concatenate([actions for _, actions in about])
+    ends = 1 + np.cumsum([len(tokens) for tokens, _ in about])
+    starts = [1, *ends[:-1]]
+    read = [head(x[:, :, a:b])[..., 0] for head, a, b in zip(p.bound, starts, ends, strict=True)]
+    others = np.setdiff1d(np.arange(free.shape[-1] + actions.size), actions)
+    order = np.argsort(np.concatenate([others, actions]))
+    y = jnp.concatenate([free, *read], axis=-1)
+    return y if np.array_equal(order, np.arange(order.size)) else y[:, :, order]

@@ -1,4 +1,4 @@
-"""Dense layers with orthogonal weights. Arrays only: what to build is said by the configs in `nets.agent`."""
+"""Dense layers. Arrays only: what to build is said by the configs in `nets.agent`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from rookery.core.keys import stream
 
 
 @jax.custom_vjp
@@ -39,6 +41,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 GAINS = {"relu": 2**0.5, "tanh": 5 / 3, "elu": 1.0, "gelu": 1.0}
 """Gains that keep the variance of each activation (as torch's calculate_gain has them)."""
 
+
+Initializer = Literal["orthogonal", "torch"]
 
 _LINE = 16
 """Numbers in a cache line."""
@@ -127,8 +131,15 @@ def orthogonal(key: Array, n_in: int, n_out: int, gain: float = 1.0) -> Float[Ar
     return gain * (w if n_in >= n_out else w.T)
 
 
-def linear(key: Array, n_in: int, n_out: int, gain: float = 1.0) -> Linear:
-    """Orthogonal weights, zero bias."""
+def uniform(key: Array, n_in: int, *shape: int) -> Float[Array, "..."]:
+    """What torch begins with by default: uniform between -1 / sqrt(n_in) and 1 / sqrt(n_in)."""
+    return jax.random.uniform(key, shape, minval=-1.0, maxval=1.0) / n_in**0.5
+
+
+def linear(key: Array, n_in: int, n_out: int, gain: float = 1.0, initializer: Initializer = "orthogonal") -> Linear:
+    """Orthogonal weights and zero bias, or torch's defaults (which know no gain)."""
+    if initializer == "torch":
+        return Linear(uniform(stream(key, "weight"), n_in, n_in, n_out), uniform(stream(key, "bias"), n_in, n_out))
     return Linear(orthogonal(key, n_in, n_out, gain), jnp.zeros(n_out))
 
 

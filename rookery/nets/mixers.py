@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery.nets.layers import Linear, elu, linear
+from rookery.nets.layers import Initializer, Linear, elu, linear
 
 
 class QmixParams(eqx.Module):
@@ -36,7 +36,9 @@ class Mixer:
     hyper: int = 64
     """Units of qmix's two-layer hypernetworks."""
     gain: float = 1.0
-    """Scale of the hypernetworks' initial weights (JaxMARL: 0.001)."""
+    """Scale of the hypernetworks' initial weights (JaxMARL: 0.001); torch's defaults know none."""
+    initializer: Initializer = "orthogonal"
+    """How qmix's weights begin: orthogonal, or by torch's defaults (PyMARL)."""
 
     def small(self) -> Mixer:
         """The same mixer, narrow."""
@@ -47,12 +49,15 @@ class Mixer:
         if self.kind != "qmix":
             return ()
         k = jax.random.split(key, 7)
-        g = self.gain
+
+        def layer(i: int, n_in: int, n_out: int) -> Linear:
+            return linear(k[i], n_in, n_out, self.gain, self.initializer)
+
         return QmixParams(
-            w1=(linear(k[0], state_size, self.hyper, g), linear(k[1], self.hyper, agents * self.embed, g)),
-            b1=linear(k[2], state_size, self.embed, g),
-            w2=(linear(k[3], state_size, self.hyper, g), linear(k[4], self.hyper, self.embed, g)),
-            b2=(linear(k[5], state_size, self.embed, g), linear(k[6], self.embed, 1, g)),
+            w1=(layer(0, state_size, self.hyper), layer(1, self.hyper, agents * self.embed)),
+            b1=layer(2, state_size, self.embed),
+            w2=(layer(3, state_size, self.hyper), layer(4, self.hyper, self.embed)),
+            b2=(layer(5, state_size, self.embed), layer(6, self.embed, 1)),
         )
 
     def __call__(

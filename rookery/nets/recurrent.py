@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.nets.layers import orthogonal, weight_gradients
+from rookery.core.keys import stream
+from rookery.nets.layers import Initializer, orthogonal, uniform, weight_gradients
 
 
 class Gru(eqx.Module):
@@ -21,8 +22,10 @@ class Gru(eqx.Module):
     bias_candidate: Float[Array, "h"]
 
 
-def gru(key: Array, n_in: int, width: int) -> Gru:
-    """Orthogonal weights gate by gate, zero biases."""
+def gru(key: Array, n_in: int, width: int, initializer: Initializer = "orthogonal") -> Gru:
+    """Orthogonal weights gate by gate and zero biases, or torch's defaults."""
+    if initializer == "torch":
+        return _torch_gru(key, n_in, width)
     k_in, k_hidden = jax.random.split(key)
 
     def gates(key: Array, rows: int) -> Float[Array, "rows gates"]:
@@ -30,6 +33,20 @@ def gru(key: Array, n_in: int, width: int) -> Gru:
         return jnp.concatenate(list(blocks), axis=1)
 
     return Gru(gates(k_in, n_in), gates(k_hidden, width), jnp.zeros(3 * width), jnp.zeros(width))
+
+
+def _torch_gru(key: Array, n_in: int, width: int) -> Gru:
+    """Everything uniform in the width of the hidden state; torch has two biases where the two gates have their sum."""
+    w_in, w_hidden, of_input, of_hidden = (
+        uniform(stream(key, name), width, *shape)
+        for name, shape in (
+            ("w_in", (n_in, 3 * width)),
+            ("w_hidden", (width, 3 * width)),
+            ("bias_in", (3 * width,)),
+            ("bias_hidden", (3 * width,)),
+        )
+    )
+    return Gru(w_in, w_hidden, of_input.at[: 2 * width].add(of_hidden[: 2 * width]), of_hidden[2 * width :])
 
 
 class Gates(NamedTuple):

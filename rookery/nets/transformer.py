@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,10 +29,22 @@ class Block(eqx.Module):
 class Transformer(eqx.Module):
     embed: tuple[Linear, ...]
     """One for each kind of token; its bias says of which kind a token is."""
+    slots: tuple[Float[Array, "_count width"] | None, ...]
+    """Which token of an ordered kind a token is; None for kinds that are sets."""
     memory: Float[Array, "width"]
     """What tells the recurrent token from the others."""
     blocks: tuple[Block, ...]
     norm: Norm
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Tokens of one kind."""
+
+    index: np.ndarray
+    """Which inputs each token reads: [count, size]."""
+    ordered: bool = False
+    first_action: int = -1
 
 
 class Heard(eqx.Module):
@@ -40,25 +54,43 @@ class Heard(eqx.Module):
     present: Bool[Array, "time *b heard"]
 
 
-def columns(entities: tuple[Entities, ...], n_in: int) -> tuple[np.ndarray, ...]:
-    """Which inputs each token reads, [count, size] per kind. What is no entity's joins `self`, or is a last token."""
-    blocks = [(e.name, e.start + np.arange(e.count * e.size).reshape(e.count, e.size)) for e in entities if e.count]
-    rest = np.setdiff1d(np.arange(n_in), np.concatenate([np.zeros(0, int), *(index.ravel() for _, index in blocks)]))
+def kinds_of(entities: tuple[Entities, ...], n_in: int) -> tuple[Kind, ...]:
+    """The tokens of an input of `n_in` numbers. What is no entity's joins `self`, or is a last token."""
+    present = [e for e in entities if e.count]
+    blocks = [e.start + np.arange(e.count * e.size).reshape(e.count, e.size) for e in present]
+    rest = np.setdiff1d(np.arange(n_in), np.concatenate([np.zeros(0, int), *(index.ravel() for index in blocks)]))
     kinds, joined = [], False
-    for name, index in blocks:
-        if name == "self" and len(index) == 1 and not joined:
+    for e, index in zip(present, blocks, strict=True):
+        if e.name == "self" and len(index) == 1 and not joined:
             index, joined = np.concatenate([index[0], rest])[None], True
-        kinds.append(index)
-    return tuple(kinds) if joined or not rest.size else (*kinds, rest[None])
+        kinds.append(Kind(index, e.ordered, e.first_action))
+    return tuple(kinds) if joined or not rest.size else (*kinds, Kind(rest[None]))
 
 
-def transformer(key: Array, kinds: tuple[np.ndarray, ...], width: int, layers: int) -> Transformer:
-    """Fresh weights."""
+def bound(kinds: tuple[Kind, ...]) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Tokens (0 is the recurrent one) and the actions that are about them, for each kind that has any."""
+    ends = 1 + np.cumsum([len(kind.index) for kind in kinds])
+    found = []
+    for kind, end in zip(kinds, ends, strict=True):
+        if kind.first_action >= 0:
+            n = len(kind.index)
+            found.append((np.arange(end - n, end), kind.first_action + np.arange(n)))
+    return tuple(found)
+
+
+def unbound(entities: tuple[Entities, ...]) -> tuple[Entities, ...]:
+    """The same entities for a network whose outputs are not actions."""
+    return tuple(replace(e, first_action=-1) for e in entities)
+
+
+def transformer(key: Array, kinds: tuple[Kind, ...], width: int, layers: int) -> Transformer:
+    """Fresh weights. Slots begin at 0: until something is learned about them, entities of a kind are alike."""
     k_embed, k_memory, k_blocks = jax.random.split(key, 3)
     keys = jax.random.split(k_embed, len(kinds))
-    embed = tuple(linear(k, index.shape[1], width) for k, index in zip(keys, kinds, strict=True))
+    embed = tuple(linear(k, kind.index.shape[1], width) for k, kind in zip(keys, kinds, strict=True))
+    slots = tuple(jnp.zeros((len(kind.index), width)) if kind.ordered else None for kind in kinds)
     blocks = tuple(_block(k, width) for k in jax.random.split(k_blocks, layers))
-    return Transformer(embed, 0.1 * jax.random.normal(k_memory, (width,)), blocks, norm(width))
+    return Transformer(embed, slots, 0.1 * jax.random.normal(k_memory, (width,)), blocks, norm(width))
 
 
 def _block(key: Array, width: int) -> Block:
@@ -80,18 +112,22 @@ def unroll(
     h: Float[Array, "b width"],
     x: Float[Array, "time b n_in"],
     reset: Bool[Array, "time b"],
-    kinds: tuple[np.ndarray, ...],
+    kinds: tuple[Kind, ...],
     heads: int,
     heard: Heard | None = None,
-) -> tuple[Float[Array, "b width"], Float[Array, "time b width"]]:
-    """Final recurrent token and all of them; `reset` zeroes it before its row is read."""
+) -> tuple[Float[Array, "b width"], Float[Array, "time b read width"]]:
+    """Final recurrent token, and of every row the tokens that are read: this one, then those that actions are about.
+
+    `reset` zeroes the recurrent token before its row is read.
+    """
+    read = np.concatenate([np.zeros(1, int), *(tokens for tokens, _ in bound(kinds))])
 
     # Keeping what attention computes of every row costs more than computing it twice: it does not fit into the cache.
     @jax.checkpoint
     def step(h: Array, now: tuple[Array, Array, Heard | None]) -> tuple[Array, Array]:
         x_t, reset_t, heard_t = now
         own = jnp.where(reset_t[:, None], 0.0, h) + p.memory
-        seen = [embed(x_t[:, index]) for embed, index in zip(p.embed, kinds, strict=True)]
+        seen = [_embedded(*of_kind, x_t) for of_kind in zip(p.embed, p.slots, kinds, strict=True)]
         y = jnp.concatenate([own[:, None], *seen], axis=1)
         there = None
         if heard_t is not None:
@@ -99,11 +135,19 @@ def unroll(
             y = jnp.concatenate([y, heard_t.tokens], axis=1)
         for block in p.blocks[:-1]:
             y = _attend(block, y, y, heads, there)
-        # Of the last layer only the recurrent token is read.
-        h = p.norm(_attend(p.blocks[-1], y[:, :1], y, heads, there)[:, 0])
-        return h, h
+        # The last layer computes only the tokens that are read.
+        out = p.norm(_attend(p.blocks[-1], y[:, read] if read.size > 1 else y[:, :1], y, heads, there))
+        return out[:, 0], out
 
     return jax.lax.scan(step, h, (x, reset, heard))
+
+
+def _embedded(
+    embed: Linear, slots: Float[Array, "_count width"] | None, kind: Kind, x: Float[Array, "b n_in"]
+) -> Float[Array, "b _count width"]:
+    """The tokens of one kind."""
+    tokens = embed(x[:, kind.index])
+    return tokens if slots is None else tokens + slots
 
 
 def _attend(

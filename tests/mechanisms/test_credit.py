@@ -229,7 +229,7 @@ def test_greedy_weights_are_what_exceeds_the_pivot() -> None:
 
 
 def test_draws_follow_priorities_and_never_hit_padding() -> None:
-    credit = Credit("differ", "per", fixed(0.5), alpha=0.7, eps=0.2)
+    credit = Credit("differ", "per", fixed(0.5), alpha=0.7, eps=0.2, eps_relative=False)
     drawn = np.stack([weights(credit, seed) for seed in range(600)])
     assert np.all(drawn.sum(axis=(1, 2)) == 3) and np.all(drawn == np.round(drawn))
     assert not drawn[:, ~VALID].any()
@@ -238,8 +238,25 @@ def test_draws_follow_priorities_and_never_hit_padding() -> None:
     np.testing.assert_allclose(drawn.sum(0) / drawn.sum(), p, atol=4 * np.sqrt(0.25 / drawn.sum()))
 
 
+def test_draws_do_not_depend_on_the_unit_of_rewards() -> None:
+    """An eps that is a share of the mean |TD error| keeps priorities where errors are small."""
+    errors, valid = jnp.asarray(SIZES), jnp.asarray(VALID)
+
+    def drawn(credit: Credit, unit: float) -> np.ndarray:
+        of_seed = lambda key: credit.weights(key, unit * errors, valid, CLOCK)[0]  # noqa: E731
+        return np.asarray(jnp.sum(jax.vmap(of_seed)(jax.random.split(jax.random.PRNGKey(0), 600)), axis=0))
+
+    relative = Credit("differ", "per", fixed(1.0), alpha=0.7, eps=0.2)
+    np.testing.assert_array_equal(drawn(relative, 1.0), drawn(relative, 2.0**-10))
+    p = (np.abs(SIZES) + 0.2 * np.abs(SIZES)[VALID].mean()) ** 0.7 * VALID
+    np.testing.assert_allclose(drawn(relative, 1.0) / 3600, p / p.sum(), atol=4 * np.sqrt(0.25 / 3600))
+    absolute = drawn(replace(relative, eps_relative=False), 2.0**-10)[VALID]
+    assert absolute.max() < 1.2 * absolute.min()  # as good as uniform, though errors differ by a factor of 40
+
+
 def test_importance_weights_count_valid_transitions_only() -> None:
-    credit = Credit("differ", "per_weight", fixed(1.0), alpha=0.7, eps=0.2, beta=Schedule(0.6, 1.0, steps=0, share=1.0))
+    beta_of = Schedule(0.6, 1.0, steps=0, share=1.0)
+    credit = Credit("differ", "per_weight", fixed(1.0), alpha=0.7, eps=0.2, eps_relative=False, beta=beta_of)
     count = weights(replace(credit, select="per"))
     p = (np.abs(SIZES) + 0.2) ** 0.7 * VALID
     p /= p.sum()

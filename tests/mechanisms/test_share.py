@@ -65,7 +65,8 @@ def batch_of(spec: Spec, time: int = 5, batch: int = 2, hidden: int = 0, seed: i
 def experience(error: np.ndarray, lived: np.ndarray | None = None) -> Experience:
     """Transitions [time, batch, agent] with these TD errors."""
     x = jnp.asarray(error, jnp.float32)
-    return Experience(x, x, x, jnp.ones_like(x), jnp.ones(x.shape, bool) if lived is None else jnp.asarray(lived))
+    mask = jnp.ones(x.shape, bool) if lived is None else jnp.asarray(lived)
+    return Experience(x, x, x, jnp.ones_like(x), mask, mask.astype(jnp.float32))
 
 
 def remembered(share: Share, *batches: np.ndarray, lived: np.ndarray | None = None) -> Recent:
@@ -84,7 +85,7 @@ def test_the_window_holds_the_last_real_errors(window: int) -> None:
     rng = np.random.default_rng(1)
     share, spec = Share("quantile", window=window), spec_of(2)
     recent, expected = share.init(spec, KEY), [[], []]
-    remember = jax.jit(lambda r, e, m: share.remember(r, spec, Experience(e, e, e, e, m), batch_of(spec, 4, 3)))
+    remember = jax.jit(lambda r, e, m: share.remember(r, spec, Experience(e, e, e, e, m, e), batch_of(spec, 4, 3)))
     for _ in range(9):
         error, lived = rng.normal(size=(4, 3, 2)), rng.random((4, 3, 2)) < 0.6
         recent = remember(recent, jnp.asarray(error, jnp.float32), jnp.asarray(lived))
@@ -99,14 +100,14 @@ def test_the_window_holds_the_last_real_errors(window: int) -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [0.05, 0.1, 0.3])
-@pytest.mark.parametrize("select", ["quantile", "gaussian", "stochastic"])
+@pytest.mark.parametrize("select", ["quantile", "gaussian", "gaussian_upper", "stochastic"])
 def test_the_realised_bandwidth_is_the_one_asked_for(select: str, bandwidth: float) -> None:
     """On Gaussian |TD errors| (of mean 10, so that none is negative), some transitions void, over several batches."""
     rng = np.random.default_rng(2)
     share, spec = Share(select, bandwidth=bandwidth, window=4000), spec_of(3)  # type: ignore
 
     def one(recent: Recent, error: jax.Array, lived: jax.Array, key: jax.Array) -> tuple[Recent, jax.Array]:
-        own = Experience(error, error, error, error, lived)
+        own = Experience(error, error, error, error, lived, error)
         recent = share.remember(recent, spec, own, batch_of(spec, 40, 50))
         return recent, share.offer(key, recent, own, share.rate(own, error[..., None]), error[..., None])
 
@@ -119,7 +120,7 @@ def test_the_realised_bandwidth_is_the_one_asked_for(select: str, bandwidth: flo
         chosen = np.asarray(chosen)
         assert not chosen[~lived].any()
         offered, real = offered + chosen.sum((0, 1)), real + lived.sum((0, 1))
-        if select == "quantile":
+        if select in ("quantile", "gaussian_upper"):
             assert np.abs(error)[chosen].min() > 0 and all(
                 np.abs(error[..., i])[chosen[..., i]].min() > np.median(np.abs(error[..., i])) for i in range(3)
             )
@@ -184,9 +185,10 @@ def test_everyone_reads_whoever_offers_most_but_never_itself() -> None:
     offered[:3, 0, 2] = offered[:2, 0, 1] = offered[:1, 1, 0] = True
     senders, allowed, _ = reach(Share("all"), SPEC, batch, offered)
     assert senders[0, 0].tolist() == [2, 2, 1] and senders[1, 0, 1:].tolist() == [0, 0] and allowed.all()
-    both, _, _ = reach(Share("all", max_partners=9), SPEC, batch, offered)
-    assert both.shape == (2, 2, 3)
-    assert all(sorted([*both[b, :, j], j]) == [0, 1, 2] for b in range(2) for j in range(3))
+    for partners in (9, 0):  # more than there are, and all
+        both, _, _ = reach(Share("all", max_partners=partners), SPEC, batch, offered)
+        assert both.shape == (2, 2, 3)
+        assert all(sorted([*both[b, :, j], j]) == [0, 1, 2] for b in range(2) for j in range(3))
     # Equal offers: each in turn.
     seen = {int(reach(Share("all"), SPEC, batch, seed=s)[0][0, 0, 0]) for s in range(12)}
     assert seen == {1, 2}
@@ -387,12 +389,49 @@ def test_individual_rewards_reproduce_the_senders_error() -> None:
     q, v = algo._read(SPEC, now.online, now.target, batch)
     delta = jax.random.normal(KEY, (5, 2, 1))
     state = batch.step.obs.reshape(6, 2, -1)[:-1]
-    mine, _, _ = algo.credit.learn(
+    mine, _, _, _ = algo.credit.learn(
         lambda x: algo.mixer(now.online.mixer, x, state), q, v, delta, batch, algo.gamma, CLOCK, KEYS
     )
     itself = borrow(batch, jnp.broadcast_to(jnp.arange(3), (2, 1, 3)), fresh=False)
     q_j, v_j = algo._read(SPEC, now.online, now.target, itself)
     np.testing.assert_allclose(q_j - (mine.reward + mine.discount * v_j), mine.error, atol=1e-5)
+
+
+@pytest.mark.parametrize("select", ["all", "per_weight", "greedy"])
+def test_a_shared_transition_counts_as_much_as_its_senders(select: Any) -> None:
+    """Agents that share everything with all: each transition has one weight, for its agent and for all receivers."""
+    credit = Credit("differ", select)
+    net, share = Net("mlp", layers=0), Share("all", max_partners=0)
+    algo = Q(mixer=Mixer("vdn"), net=net, credit=credit, share=share, agent_id=False, last_action=False)
+    batch, draw = batch_of(SPEC, 8, 6), Draw(jnp.arange(6), None)
+    now = algo.init(SPEC, KEY).learner
+    loss, (found, metrics) = hasty_jit(
+        lambda now: algo._loss(SPEC, now.online, now, batch, draw, CLOCK, KEYS)
+    )(now)  # fmt: skip
+    assert found.recent is not None
+    # Without an id, receivers find exactly the senders' errors: of the loss, two thirds are the receivers'.
+    assert float(metrics["share_loss"].value) == pytest.approx(2 / 3, rel=1e-4)
+    assert float(loss.value) == pytest.approx(float(metrics["own_loss"].value + metrics["loss"].value), rel=1e-4)
+
+
+def test_own_values_of_dead_rows_are_trained_but_not_offered() -> None:
+    """With the team's discount they are bootstrapped from, sharing or not."""
+    alive = np.ones((6, 2, 3), bool)
+    alive[2:, :, 1] = False
+    batch, draw = batch_of(SPEC, alive=alive), Draw(jnp.arange(2), None)
+    dead = batch.filled[..., None] & ~batch.step.alive[:-1]
+    paid = replace(batch, step=replace(batch.step, reward=batch.step.reward.at[1:].add(jnp.where(dead, 50.0, 0.0))))
+    algo = replace(SUPER, net=Net("mlp", width=4, weights="per_agent"), share=replace(SUPER.share, max_partners=0))
+    now = algo.init(SPEC, KEY).learner
+
+    def read(data: Sequence) -> Any:
+        return algo._loss(SPEC, now.online, now, data, draw, CLOCK, KEYS)[1][1]
+
+    (plain, richer) = (hasty_jit(read)(data) for data in (batch, paid))
+    assert float(richer["own_loss"].value) > float(plain["own_loss"].value) + 100
+    assert float(plain["own_loss"].weight) == 27  # all real transitions of three agents
+    living = 27 - int(jnp.sum(dead))
+    assert float(plain["share_offered"].value) == living and float(plain["share_accepted"].value) == 2 * living
 
 
 def test_what_is_learnt_from_others_helps_with_it() -> None:
@@ -451,7 +490,7 @@ def test_a_token_is_the_senders_and_takes_no_gradient_back() -> None:
         ({"share": Share("all", "team")}, spec_of(3, action_sizes=(3, 2, 3)), "see or do different things"),
         ({"share": Share("quantile", bandwidth=0.0)}, SPEC, "bandwidth"),
         ({"share": Share("all", schedule="entropy", floor=0.3, ceiling=0.2)}, SPEC, "floor"),
-        ({"share": Share("all", max_partners=0)}, SPEC, "max_partners"),
+        ({"share": Share("all", max_partners=-1)}, SPEC, "max_partners"),
         ({"share": Share("all", form="embeddings")}, SPEC, "needs transformer agents"),
         ({"share": Share("learned", form="embeddings"), "net": Net("transformer")}, SPEC, "select 'learned'"),
         ({"share": Share("all", form="embeddings", drop=1.0), "net": Net("transformer")}, SPEC, "drop"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,13 +88,16 @@ def test_new_items_are_as_important_as_the_most_important() -> None:
 def test_draws_follow_priorities_and_weights_undo_them() -> None:
     stored, priorities = 4, jnp.array([0.0, 1.0, 4.0, 9.0, 100.0, 100.0])  # what is not stored is never drawn
     draw = PER.draw(KEY, priorities, jnp.int32(stored), CLOCK)
-    p = (np.asarray(priorities[:stored]) + replay.EPS) ** 0.5
+    p = (np.asarray(priorities[:stored]) + PER.eps) ** 0.5
     p /= p.sum()
     index = np.asarray(draw.index)
     np.testing.assert_allclose(np.bincount(index, minlength=6)[:4] / 40_000, p, atol=0.01)
     assert index.max() < stored
     w = (stored * p) ** -(0.4 + 0.6 * 0.25)  # a quarter of the run is over
     np.testing.assert_allclose(draw.weight, (w / w.max())[index], rtol=1e-4)
+    held = replace(PER, importance_end=0.4).draw(KEY, priorities, jnp.int32(stored), CLOCK)
+    w = (stored * p) ** -0.4
+    np.testing.assert_allclose(held.weight, (w / w.max())[index], rtol=1e-4)
     # At the end of the run weighted draws are as good as uniform ones.
     late = PER.draw(KEY, priorities, jnp.int32(stored), Clock(jnp.int32(0), jnp.uint32(100), jnp.float32(100)))
     assert late.weight is not None

@@ -96,6 +96,8 @@ def test_spec_is_consistent(name: str) -> None:
         ends = [e.start + e.count * e.size for e in spec.entities]
         assert [e.start for e in spec.entities] == [0, *ends[:-1]], "entities must tile the observation"
         assert ends[-1] == spec.obs_size
+        about = [e.first_action + k for e in spec.entities if e.first_action >= 0 for k in range(e.count)]
+        assert len(set(about)) == len(about) and all(a < spec.action.width for a in about)
 
 
 @pytest.mark.parametrize("family", TASK_FAMILIES)

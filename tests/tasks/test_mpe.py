@@ -14,7 +14,7 @@ from small import hasty_jit
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
 from rookery.tasks.compiled.adapter import construct, load, world_of
-from rookery.tasks.compiled.mpe import _CLASSES, _FACMAC, Mpe, _Lean
+from rookery.tasks.compiled.mpe import _CLASSES, _FACMAC, Mpe, _entities, _Lean
 
 KEY = jax.random.PRNGKey(0)
 
@@ -89,7 +89,28 @@ def test_teams() -> None:
     assert hunters.obs_shape == (16,)
     prey = Mpe(scenario="simple_tag", team="good").spec
     assert prey.agents == spec.agents[3:] and prey.obs_shape == (14,)
-    assert prey.entities[-1].name == "other"
+    assert [(e.name, e.count) for e in prey.entities[2:]] == [("hunter", 3)]
+
+
+def test_sides_of_a_hunt_are_different_kinds() -> None:
+    """Where a kind stands in a hunter's observation there are the positions of that kind."""
+    task = Mpe(scenario="simple_tag", team="adversary")
+    state, step = task.reset(KEY)
+    where = state.env.p_pos
+    kinds = {e.name: step.obs[1, e.start : e.start + e.count * e.size].reshape(-1, 2) for e in task.spec.entities}
+    np.testing.assert_allclose(kinds["hunter"], where[jnp.array([0, 2])] - where[1], rtol=1e-5)
+    np.testing.assert_allclose(kinds["prey"], where[3:4] - where[1], rtol=1e-5)
+    # Without a team, what stands between hunters and prey is the other side for both.
+    (opponent,) = (
+        e for e in _entities("simple_tag", "all", ("adversary",) * 2 + ("good",) * 2, 2) if e.name == "opponent"
+    )
+    assert (opponent.start, opponent.count) == (4 + 2 * 2 + 2, 1)
+    ordered = {name: [e.name for e in TASKS[f"mpe/{name}"].spec.entities if e.ordered] for name in _CLASSES}
+    assert {name: kinds for name, kinds in ordered.items() if kinds} == {
+        "simple_reference": ["landmark"],
+        "simple_facmac_6a": ["prey"],
+        "simple_facmac_9a": ["prey"],
+    }
 
 
 @pytest.mark.parametrize(("opponents", "action_type"), [("random", "discrete"), ("idle", "continuous")])

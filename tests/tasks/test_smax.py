@@ -129,6 +129,19 @@ def test_position_and_entities() -> None:
     np.testing.assert_allclose(block[1:3], apart, rtol=1e-4)
 
 
+def test_attacks_are_about_the_enemies_in_their_place(rollout: Any) -> None:
+    """Only an enemy that is alive and seen can be attacked: its entry in the observation is not empty."""
+    _, steps, _ = rollout(TASK, LENGTH, KEY)
+    enemy = next(e for e in TASK.spec.entities if e.name == "enemy")
+    ours = steps.legal[..., enemy.first_action : enemy.first_action + enemy.count]
+    seen = steps.obs[..., enemy.start : enemy.start + enemy.count * enemy.size].reshape(*ours.shape, -1)
+    possible = np.asarray(ours & steps.alive[..., None])
+    assert TASK.spec.action.width == enemy.first_action + enemy.count
+    assert not np.any(possible & np.all(np.asarray(seen) == 0, axis=-1))
+    # Some can be attacked while others cannot, so that no other order would do.
+    assert len(np.unique(possible.reshape(-1, enemy.count), axis=0)) > 3
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"map": "2s3zz"}, "2s3z"), ({"limit": -1}, "at least 1")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import jax.numpy as jnp
@@ -96,7 +96,7 @@ class Mpe(JaxmarlTask):
             teams=teams,
             cooperative=self.scenario not in _MIXED or self.team != "all",
             position=(2, 3) if self.scenario in _OWN_POSITION else (),
-            entities=_entities(self.scenario, env.num_agents - 1, env.num_landmarks),
+            entities=_entities(self.scenario, self.team, teams, env.num_landmarks),
             opponents=self.opponents,
         )
 
@@ -138,23 +138,45 @@ class _Lean:
         return jnp.sum(pushes, axis=1) + force
 
 
-def _entities(scenario: str, others: int, landmarks: int) -> tuple[Entities, ...]:
-    """How observations split, for scenarios whose agents share one layout (up to what is missing at the end)."""
+def _entities(scenario: str, team: str, teams: tuple[str, ...], landmarks: int) -> tuple[Entities, ...]:
+    """How observations split, for scenarios whose agents share one layout (up to what is missing at the end).
+
+    The others of simple_speaker_listener and the like see different things: an observation is one token there.
+    """
+    others = len(teams) - 1
     if scenario == "simple":
         return _blocks(("self", 1, 2), ("landmark", landmarks, 2))
     if scenario == "simple_spread":
         return _blocks(("self", 1, 4), ("landmark", landmarks, 2), ("other", others, 2), ("word", others, 2))
     if scenario == "simple_tag" or scenario in _FACMAC:
-        return _blocks(("self", 1, 4), ("landmark", landmarks, 2), ("other", others, 2), ("prey_velocity", 1, 2))
+        parts = _hunt("adversary" if scenario in _FACMAC else team, teams)
+        blocks = _blocks(("self", 1, 4), ("landmark", landmarks, 2), *parts, ("prey_velocity", 1, 2))
+        # The velocity is the last prey's: among several, it matters which one a prey is.
+        return tuple(replace(e, ordered=e.name == "prey" and e.count > 1) for e in blocks)
     if scenario == "simple_reference":
-        return _blocks(("self", 1, 2), ("landmark", landmarks, 2), ("goal", 1, 3), ("word", 1, 10))
+        blocks = _blocks(("self", 1, 2), ("landmark", landmarks, 2), ("goal", 1, 3), ("word", 1, 10))
+        # Goals and words name a landmark by its index: its color is not seen.
+        return tuple(replace(e, ordered=e.name == "landmark") for e in blocks)
     return ()
 
 
+def _hunt(team: str, teams: tuple[str, ...]) -> tuple[tuple[str, int, int], ...]:
+    """The others in a hunt, who come in the order of their indices: hunters, then prey, oneself left out."""
+    hunters = teams.count("adversary")
+    prey = len(teams) - hunters
+    if team == "adversary":
+        return ("hunter", hunters - 1, 2), ("prey", prey, 2)
+    if team == "good":
+        return ("hunter", hunters, 2), ("prey", prey - 1, 2)
+    # In the place between them, hunters see the first prey and prey see the last hunter: the other side, to both.
+    return ("hunter", hunters - 1, 2), ("opponent", 1, 2), ("prey", prey - 1, 2)
+
+
 def _blocks(*parts: tuple[str, int, int]) -> tuple[Entities, ...]:
-    """Entities that follow one another, from (name, count, size)."""
+    """Entities that follow one another, from (name, count, size); kinds of which there are none are left out."""
     starts = [sum(count * size for _, count, size in parts[:i]) for i in range(len(parts))]
-    return tuple(Entities(name, start, count, size) for start, (name, count, size) in zip(starts, parts, strict=True))
+    blocks = (Entities(name, start, count, size) for start, (name, count, size) in zip(starts, parts, strict=True))
+    return tuple(e for e in blocks if e.count)
 
 
 TASKS |= {

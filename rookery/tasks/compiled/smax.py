@@ -107,7 +107,10 @@ class Smax(JaxmarlTask):
             position=(start + 1, start + 2),
             entities=(
                 Entities("ally", 0, allies - 1, unit),
-                Entities("enemy", (allies - 1) * unit, enemies, unit),
+                # Action 5 + k attacks enemy k, and what allies last did names their target by its index.
+                Entities(
+                    "enemy", (allies - 1) * unit, enemies, unit, first_action=env.num_movement_actions, ordered=True
+                ),
                 Entities("self", start, 1, own),
             ),
             legal=masks,
