@@ -156,7 +156,8 @@ class Q:
     def init(self, spec: Spec, key: Array) -> QState:
         """Fresh weights and an empty store."""
         n_in = view_size(spec, agent_id=self._id(spec), last_action=self.last_action)
-        agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, 0.1, spec.entities)
+        shapes = (spec.entities, spec.obs_shape)
+        agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, 0.1, *shapes)
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         online = Weights(agent, mixer)
         item = jax.eval_shape(lambda: example(spec, self.collect.transitions(spec), self.net.hidden))
@@ -321,7 +322,7 @@ class Q:
                 spec, now.recent, batch, mine, read, hear, aim, key, fresh=self.net.weights == "per_agent"
             )
             taken = Mean.of(draw.weigh(squares), accepted)
-            metrics["share_loss"] = Mean.of(taken.total / jnp.maximum(own.total + taken.total, 1e-12))
+            metrics["share_loss"] = Mean.of(jnp.divide(taken.total, jnp.maximum(own.total + taken.total, 1e-12)))
             own = Mean(own.total + taken.total, own.weight + taken.weight)
             found, metrics = Found(found.sizes, recent, borrowed and share.probe(borrowed)), metrics | about
         # Without a mixer the team's loss is the agents' own.

@@ -330,7 +330,12 @@ class Algorithm(Protocol[A]):
 def global_state(spec: Spec, step: Step) -> Float[Array, "*b state"]:
     """What a centralised critic or mixer sees: the task's state, or all observations joined (never stored twice)."""
     batch = step.first.shape
-    return (step.state if spec.state_shape else step.obs).reshape(*batch, -1)
+    return as_float((step.state if spec.state_shape else step.obs).reshape(*batch, -1))
+
+
+def as_float(x: Array) -> Float[Array, "..."]:
+    """Numbers that a network reads: uint8 images are scaled to 0..1."""
+    return x.astype(jnp.float32) / 255.0 if x.dtype == jnp.uint8 else x.astype(jnp.float32)
 
 
 def team_discount(step: Step) -> Float[Array, "*b"]:

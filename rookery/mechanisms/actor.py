@@ -80,7 +80,7 @@ class PlainActor:
         """Fresh weights."""
         width = distributions.parameters(spec.action)
         n_in = view_size(spec, agent_id=self.agent_id)
-        net = self.net.init(stream(key, "actor"), spec.n_agents, n_in, width, 0.01, spec.entities)
+        net = self.net.init(stream(key, "actor"), spec.n_agents, n_in, width, 0.01, spec.entities, spec.obs_shape)
         return {"actor": ActorWeights(net, jnp.full(width, -0.5, jnp.float32))}
 
     def carry(self, spec: Spec, envs: int) -> Float[Array, "env agent h"]:

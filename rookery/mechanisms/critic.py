@@ -56,11 +56,18 @@ class Critic:
         """The entities of the critic's input: a state has none. A critic has no actions to read out of them."""
         return transformer.unbound(spec.entities) if self.value.sees == "obs" else ()
 
+    def _image(self, spec: Spec) -> tuple[int, ...]:
+        """The shape of the image that the critic's input begins with; a joint state of several agents is none."""
+        joint = self.value.sees != "obs" and (spec.state_shape or spec.n_agents > 1)
+        return (spec.state_size,) if joint else spec.obs_shape
+
     def init(self, spec: Spec, key: Array) -> Params:
         """Fresh weights."""
         own, state = view_size(spec, agent_id=self.agent_id), spec.state_size
         seen = {"obs": own, "state": state, "state_id": state + spec.n_agents, "both": state + own}[self.value.sees]
-        return self.net.init(stream(key, "critic"), spec.n_agents, seen, 1, 1.0, self._entities(spec))
+        return self.net.init(
+            stream(key, "critic"), spec.n_agents, seen, 1, 1.0, self._entities(spec), self._image(spec)
+        )
 
     def carry(self, spec: Spec, envs: int) -> Float[Array, "env viewer h"]:
         """A hidden state of zeros."""
@@ -70,7 +77,7 @@ class Critic:
         self, spec: Spec, params: Params, carry: Array, step: Step
     ) -> tuple[Array, Float[Array, "row b viewer"]]:
         """Values as the critic predicts them (normalized)."""
-        team = None if self.value.sees == "obs" else global_state(spec, step).astype(jnp.float32)
+        team = None if self.value.sees == "obs" else global_state(spec, step)
         if self.value.sees in ("obs", "both"):
             x = own_view(spec, step, agent_id=self.agent_id)
         else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Literal
@@ -18,6 +19,7 @@ from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.types import Entities
 from rookery.nets import recurrent, transformer
+from rookery.nets.encoder import Encoder, EncoderParams
 from rookery.nets.layers import ACTIVATIONS, GAINS, Activation, Initializer, Linear, Norm, linear, norm
 
 
@@ -33,6 +35,7 @@ class Params(eqx.Module):
     bound: tuple[Linear, ...] = ()
     """Of a transformer: what reads the actions about entities out of their tokens, one for each kind."""
     norm_core: Norm | None = None
+    encoder: EncoderParams | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Net:
     the on-policy code base does."""
     weights: Literal["shared", "per_agent"] = "shared"
     """One set of weights for all agents, or one for each."""
+    encoder: Encoder = field(default_factory=Encoder)
     initializer: Initializer = "orthogonal"
     """How dense layers and the GRU begin: orthogonal with zero biases, or by torch's defaults (PyMARL)."""
 
@@ -70,7 +74,7 @@ class Net:
 
     def small(self) -> Net:
         """The same network, narrow."""
-        return replace(self, width=8)
+        return replace(self, width=8, encoder=self.encoder.small())
 
     def check(self) -> None:
         """Refuse sizes that do not fit together."""
@@ -79,18 +83,32 @@ class Net:
                 f"a transformer needs at least one layer, and a width that its heads divide; got layers "
                 f"{self.layers}, width {self.width}, heads {self.heads}."
             )
+        if self.kind == "transformer" and self.encoder.kind != "none":
+            raise ConfigError("a transformer reads entities, not images; use encoder.kind none.")
         if self.kind == "transformer" and self.initializer != "orthogonal":
             raise ConfigError(
                 f"a transformer begins with orthogonal weights; got initializer '{self.initializer}'. Use orthogonal."
             )
 
     def init(
-        self, key: Array, agents: int, n_in: int, n_out: int, gain: float, entities: tuple[Entities, ...] = ()
+        self,
+        key: Array,
+        agents: int,
+        n_in: int,
+        n_out: int,
+        gain: float,
+        entities: tuple[Entities, ...] = (),
+        image: tuple[int, ...] = (),
     ) -> Params:
-        """Fresh weights; `gain` scales the head. `entities` say how a transformer's input splits into tokens."""
-        if self.weights == "per_agent":
-            return jax.vmap(lambda k: self._init(k, n_in, n_out, gain, entities))(jax.random.split(key, agents))
-        return self._init(key, n_in, n_out, gain, entities)
+        """Fresh weights; `gain` scales the head. `entities` say how a transformer's input splits into tokens; `image`
+        is the shape of the image that an encoder reads at the beginning of the input."""
+
+        def one(key: Array) -> Params:
+            encoder = self.encoder.init(stream(key, "encoder"), image)
+            left = n_in if encoder is None else self.encoder.width + n_in - math.prod(image)
+            return replace(self._init(key, left, n_out, gain, entities), encoder=encoder)
+
+        return jax.vmap(one)(jax.random.split(key, agents)) if self.weights == "per_agent" else one(key)
 
     def _init(self, key: Array, n_in: int, n_out: int, gain: float, entities: tuple[Entities, ...]) -> Params:
         keys = iter(jax.random.split(key, self.layers + self.layers_after + 2))
@@ -138,7 +156,7 @@ class Net:
 
     def _with_team(self, p: Params, team: Array, x: Array) -> tuple[Params, Float[Array, "time b agent n"]]:
         """The layers that are left to do, and their input: the first layer's part for the team is computed once."""
-        if self.weights == "per_agent" or self.layer_norm or not p.before:
+        if self.weights == "per_agent" or self.layer_norm or not p.before or p.encoder is not None:
             both = (jnp.broadcast_to(y, (*team.shape[:2], x.shape[2], y.shape[-1])) for y in (team[:, :, None], x))
             return p, jnp.concatenate(list(both), axis=-1)
         layer, rows = p.before[0], team.shape[-1]
@@ -207,6 +225,8 @@ class Net:
         heard: transformer.Heard | None,
         entities: tuple[Entities, ...],
     ) -> tuple[Array, Array]:
+        if p.encoder is not None:
+            x = self.encoder(p.encoder, x)
         if p.norm_in is not None:
             x = p.norm_in(x)
         for i, layer in enumerate(p.before):

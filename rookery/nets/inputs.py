@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rookery.core.types import Spec, Step
+from rookery.core.types import Spec, Step, as_float
 
 
 def own_view(
@@ -14,7 +14,7 @@ def own_view(
 ) -> Float[Array, "*b agent n"]:
     """Each agent's flat observation [, its last action one-hot (-1: none)] [, its index one-hot]."""
     batch = step.first.shape
-    columns = [step.obs.reshape(*batch, spec.n_agents, -1).astype(jnp.float32)]
+    columns = [as_float(step.obs.reshape(*batch, spec.n_agents, -1))]
     if last_action is not None:
         columns.append(jax.nn.one_hot(last_action, spec.action.width))
     if agent_id:
