@@ -321,7 +321,7 @@ class Q:
                 spec, now.recent, batch, mine, read, hear, aim, key, fresh=self.net.weights == "per_agent"
             )
             taken = Mean.of(draw.weigh(squares), accepted)
-            metrics["share_loss"] = Mean.of(taken.total / jnp.maximum(own.total + taken.total, 1e-12))
+            metrics["share_loss"] = Mean.of(jnp.divide(taken.total, jnp.maximum(own.total + taken.total, 1e-12)))
             own = Mean(own.total + taken.total, own.weight + taken.weight)
             found, metrics = Found(found.sizes, recent, borrowed and share.probe(borrowed)), metrics | about
         # Without a mixer the team's loss is the agents' own.
