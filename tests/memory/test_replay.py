@@ -96,6 +96,7 @@ def test_draws_follow_priorities_and_weights_undo_them() -> None:
     w = (stored * p) ** -(0.4 + 0.6 * 0.25)  # a quarter of the run is over
     np.testing.assert_allclose(draw.weight, (w / w.max())[index], rtol=1e-4)
     held = replace(PER, importance_end=0.4).draw(KEY, priorities, jnp.int32(stored), CLOCK)
+    assert held.weight is not None
     w = (stored * p) ** -0.4
     np.testing.assert_allclose(held.weight, (w / w.max())[index], rtol=1e-4)
     # At the end of the run weighted draws are as good as uniform ones.

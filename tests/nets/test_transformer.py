@@ -18,9 +18,10 @@ import rookery.tasks  # noqa: F401  (fills the registry)
 from rookery.algorithms.ppo import PPO, Value
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
-from rookery.core.types import Entities
+from rookery.core.types import Clock, Collect, Entities
 from rookery.nets import transformer
 from rookery.nets.agent import Net, Params
+from rookery.training.compiled.rollout import collect, open_worlds
 
 TIME, BATCH, AGENTS, N_OUT = 4, 2, 3, 5
 ENTITIES = (Entities("landmark", 1, 2, 2), Entities("self", 5, 1, 3))
@@ -169,12 +170,13 @@ def accuracy(net: Net, entities: tuple[Entities, ...], draw: Callable[[Array], t
         first = jnp.ones((1, x.shape[0]), bool)
         return net.unroll(params, net.carry(x.shape[0], 1), x[None, :, None], first, entities)[1][0, :, 0]
 
-    def step(now: tuple[Params, Any], key: Array) -> tuple[tuple[Params, Any], Array]:
+    def step(now: tuple[Any, Any], key: Array) -> tuple[tuple[Any, Any], Array]:
         x, y = draw(key)
         loss = lambda p: jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits(p, x), y))  # noqa: E731
         right = jnp.mean(jnp.argmax(logits(now[0], x), axis=1) == y)
         updates, state = adam.update(jax.grad(loss)(now[0]), now[1])
-        return (optax.apply_updates(now[0], updates), state), right
+        moved = jax.tree.map(jnp.add, now[0], updates)
+        return (moved, state), right
 
     keys = jax.random.split(jax.random.PRNGKey(1), 300)
     _, right = hasty_jit(lambda params: jax.lax.scan(step, (params, adam.init(params)), keys))(params)
@@ -212,7 +214,7 @@ def test_a_landmark_named_by_its_index_is_found() -> None:
     ]  # fmt: skip
 
     def draw(key: Array) -> tuple[Array, Array]:
-        x, goal = jax.random.normal(key, (128, 11)), jax.random.randint(key, 128, 0, 3)
+        x, goal = jax.random.normal(key, (128, 11)), jax.random.randint(key, (128,), 0, 3)
         right = x[jnp.arange(128), 2 + 2 * goal] > 0
         return x.at[:, 8:].set(jax.nn.one_hot(goal, 3)), right.astype(jnp.int32)
 
@@ -223,13 +225,22 @@ def test_a_landmark_named_by_its_index_is_found() -> None:
 @pytest.mark.parametrize("sees", ["obs", "state", "both"])
 def test_transformer_actors_and_critics(sees: Any) -> None:
     """An actor reads attacks out of its enemies; a critic has one output, whatever it sees."""
-    spec = TASKS["smax/3m"].spec
-    algo = PPO(actor=SMALL, critic=SMALL, value=Value(sees=sees))
+    task = TASKS["smax/3m"]
+    spec, algo = task.spec, PPO(actor=SMALL, critic=SMALL, value=Value(sees=sees), collect=Collect(envs=2, length=4))
     algo.check(spec)
     state = algo.init(spec, jax.random.PRNGKey(0))
     actor, critic = state.nets["actor"].net, state.nets["critic"]
     assert actor.head.weight.shape == (16, 5) and len(actor.bound) == 1 and actor.bound[0].weight.shape == (16, 1)
     assert critic.head.weight.shape == (16, 1) and critic.bound == ()
+
+    def iteration(state: Any, key: Array) -> Any:
+        clock = Clock(jnp.int32(0), jnp.uint32(0), jnp.float32(100))
+        worlds = open_worlds(algo, task, 2, key)
+        _, rollout, *_ = collect(algo, task, algo.policy(state), worlds, clock, key)
+        return algo.update(spec, state, rollout, clock, key)[0]
+
+    after = jax.eval_shape(iteration, state, jax.random.PRNGKey(0))
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
 def test_gradients_reach_every_weight_and_the_past() -> None:
