@@ -237,4 +237,4 @@ def _memory_file(size: int) -> Any:
 
 
 def _nameless() -> Any:
-    return tempfile.TemporaryFile()  # noqa: SIM115  (it outlives this function)
+    return tempfile.TemporaryFile()
