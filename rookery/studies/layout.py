@@ -19,8 +19,8 @@ from pathlib import Path
 from rookery.core import config as configs
 from rookery.core.errors import RunError
 from rookery.studies.plan import Planned, Study, algorithm_label
-from rookery.training.checkpoint import make_folder
 from rookery.training.config import RunConfig
+from rookery.training.disk import make_folder
 from rookery.training.folder import read_json, write_json, writing
 from rookery.training.provenance import usable_cores
 from rookery.training.state import member_infos

@@ -1,7 +1,8 @@
 """Checkpoints that survive kills, full disks and flipped bits: one safetensors file and a checksummed manifest each.
 
 A checkpoint is a folder `chunk-<index>`. It is written under a side name, synced to the disk and renamed into place,
-so a folder of that name is whole or was damaged later, which its checksums tell.
+so a folder of that name is whole or was damaged later, which its checksums tell. Large stores (replay, memory tables)
+are kept in blocks that checkpoints share, see rookery.training.blocks: only what changed is written.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from rookery.core.errors import RunError
+from rookery.training import blocks
+from rookery.training.disk import SIDE, clear_side, make_folder, sync_folder, write_synced
 
 STATE = "state.safetensors"
 MANIFEST = "manifest.json"
-SIDE = ".tmp-"  # begins the name of everything that is not in place yet
 _NAME = re.compile(r"chunk-\d{8,}")
 _MARGIN = 16 << 20  # bytes left free for metrics, evaluations and their neighbours
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -64,6 +65,8 @@ class Manifest:
     """Name, shape and dtype of every array."""
     layout: dict[str, Any] | None = None
     """The engine and the devices that the state was computed on; None where they do not matter."""
+    blocks: dict[str, list[str]] = field(default_factory=dict)
+    """Arrays that are kept in blocks, and the names of those."""
 
     @property
     def name(self) -> str:
@@ -116,9 +119,14 @@ def save(
     score: float,
     keep: int,
     layout: dict[str, Any] | None = None,
+    stores: Any = (),
 ) -> Path:
-    """Write a checkpoint; once it is durable, remove all but the newest `keep` and the best. Returns its folder."""
+    """Write a checkpoint; once it is durable, remove all but the newest `keep` and the best. Returns its folder.
+
+    Of `stores`, arrays of the state that are written in place, only what changed since the last checkpoint is written.
+    """
     arrays = flatten(state)
+    stored = _large(state, stores)
     final = folder / f"chunk-{chunk:08d}"
     if final.exists():
         raise RunError(f"{final} exists already; a checkpoint is never overwritten.")
@@ -127,9 +135,10 @@ def save(
         clear_side(folder)
         side = folder / (SIDE + final.name)
         side.mkdir()
-        size, digest = _write_arrays(side / STATE, arrays)
+        written = blocks.write(folder, {name: arrays[name] for name in stored})
+        size, digest = _write_arrays(side / STATE, {name: x for name, x in arrays.items() if name not in written})
         leaves = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
-        manifest = Manifest(chunk, tuple(int(n) for n in steps), float(score), size, digest, leaves, layout)
+        manifest = Manifest(chunk, tuple(int(n) for n in steps), float(score), size, digest, leaves, layout, written)
         write_synced(side / MANIFEST, _render(manifest))
         sync_folder(side)
         side.replace(final)
@@ -201,53 +210,10 @@ def check_writable(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def make_folder(folder: Path) -> None:
-    """Make `folder` and its parents durably; no error if it is there."""
-    if not folder.is_dir():
-        if folder.parent != folder:
-            make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened, and renames are journalled
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems cannot sync folders
-                raise
-        finally:
-            os.close(handle)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Make or replace a file so that readers, and the next start after a kill, see the old content or the new."""
-    # A name of its own for each writer: two processes may make the same new run at once.
-    side = path.with_name(f"{SIDE}{secrets.token_hex(4)}-{path.name}")
-    try:
-        write_synced(side, data)
-        side.replace(path)
-    except OSError:
-        side.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def clear_side(folder: Path) -> None:
-    """Remove what an interrupted write left in `folder`."""
-    for path in folder.glob(SIDE + "*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _large(state: Any, stores: Any) -> list[str]:
+    """Names of the stores' arrays that are worth blocks of their own."""
+    ids = {id(leaf) for leaf in jax.tree.leaves(stores)}
+    return [name for name, leaf in _named(state).items() if id(leaf) in ids and nbytes(leaf) >= blocks.SIZE]
 
 
 def _named(tree: Any) -> dict[str, Any]:
@@ -315,6 +281,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> tuple[int, st
 
 def _read_arrays(folder: Path, manifest: Manifest) -> dict[str, np.ndarray]:
     arrays = load_file(folder / manifest.name / STATE)
+    arrays |= {name: blocks.read(folder, parts) for name, parts in manifest.blocks.items()}
     return {name: arrays[name].view(jnp.dtype(dtype)).reshape(shape) for name, shape, dtype in manifest.leaves}
 
 
@@ -358,6 +325,9 @@ def _verify(path: Path) -> Manifest:
                 raise _DamageError(f"{STATE}: checksum does not match")
     except OSError as error:
         raise _DamageError(f"{STATE}: {error.strerror or error}") from error
+    wrong = blocks.verify(path.parent, manifest.blocks)
+    if wrong:
+        raise _DamageError(wrong)
     return manifest
 
 
@@ -410,11 +380,22 @@ def _prune(folder: Path, keep: int) -> None:
             # Renamed first, so that a kill while removing leaves no checkpoint that looks damaged.
             (folder / manifest.name).replace(folder / (SIDE + manifest.name))
     clear_side(folder)
+    _prune_blocks(folder)
+
+
+def _prune_blocks(folder: Path) -> None:
+    """Remove blocks that no checkpoint has, nor one that was set aside."""
+    kept: set[str] = set()
+    for path in folder.glob("chunk-*"):
+        with contextlib.suppress(_DamageError):  # without a manifest there is no way back to its blocks
+            kept.update(*_read_manifest(path).blocks.values())
+    blocks.prune(folder, kept)
 
 
 def _save_error(folder: Path, name: str, error: OSError) -> RunError:
     with contextlib.suppress(OSError):  # the next save clears what stays
         clear_side(folder)
+        _prune_blocks(folder)
     known = manifests(folder)
     intact = f"The last checkpoint, {known[-1].name}, is intact." if known else "There is no earlier checkpoint."
     advice = "Free some space" if error.errno in _FULL else "Make the folder writable"

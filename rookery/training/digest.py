@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from rookery.training.checkpoint import make_folder, write_atomic
+from rookery.training.disk import make_folder, write_atomic
 from rookery.training.folder import RunFolder, writing
 
 _IDENTITY = ("member", "seed", "chunk", "steps")

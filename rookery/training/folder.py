@@ -37,7 +37,7 @@ import polars as pl
 
 import rookery
 from rookery.core.errors import RunError, suggest
-from rookery.training.checkpoint import SIDE, clear_side, make_folder, sync_folder, write_atomic
+from rookery.training.disk import SIDE, clear_side, make_folder, sync_folder, write_atomic
 
 Kind = Literal["metrics", "evaluations", "timing", "final"]
 KINDS: tuple[Kind, ...] = ("metrics", "evaluations", "timing", "final")

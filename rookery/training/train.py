@@ -163,6 +163,7 @@ def _loop(engine: Engine, folder: RunFolder, write: Write, state: RunState, done
                     score=score,
                     keep=config.checkpoints.keep,
                     layout=asdict(engine.layout),
+                    stores=config.algo.stores(state.members.algo),
                 )
                 facts = {"steps": taken, "steps_per_second": round(rate), "score": score}
                 _set_status(engine, folder, "running", "", min(taken / total, 1.0), **facts)

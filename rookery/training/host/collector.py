@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from rookery.training.compiled.compiler import jit
-from rookery.training.compiled.rollout import Tally
 from rookery.training.host.program import Acting, HostProgram, Leaves, Progress, Shared
 from rookery.training.host.rebuild import replay
 from rookery.training.host.steppers import Stepper
@@ -175,8 +175,9 @@ class Collector:
             f"fresh episodes in {np.sum(long)} of {envs} environments, whose episodes had more than {room:,} actions; "
             "the others repeated theirs and showed the same observations"
         )
-        keep = ~jnp.asarray(long.reshape(checksum.shape[:2]))
-        return carry, Progress(Tally(progress.tally.returns * keep[..., None], progress.tally.length * keep), checksum)
+        keep = ~long.reshape(checksum.shape[:2])
+        tally = jax.tree.map(lambda x: x * keep.reshape(*keep.shape, *(1,) * (x.ndim - 2)), progress.tally)
+        return carry, Progress(tally, checksum)
 
     def _replay(self) -> Array:
         """Repeat the actions of all environments; returns the checksums of what they showed."""

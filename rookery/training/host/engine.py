@@ -17,7 +17,7 @@ from rookery.core.errors import RunError
 from rookery.core.host import HostTask
 from rookery.core.keys import stream
 from rookery.core.types import Arrays, Packed
-from rookery.training.compiled.compiler import jit
+from rookery.training.compiled.compiler import Executable, jit
 from rookery.training.config import RunConfig
 from rookery.training.engine import Layout, Timing
 from rookery.training.host.collector import Collector
@@ -40,16 +40,26 @@ class HostEngine:
         self.config = config
         self.layout = _layout(begun)
         self.program = program = HostProgram(config)
-        self.shapes: RunState = jax.eval_shape(program.init)
+        self.shapes: RunState = program.shapes
         self.notes: tuple[str, ...] = ()
         self._player = Player(program, self._open)
         self._tapes: tuple[Any, ...] = ()
         self._restarts = 0
-        self._act = jit(program.act, donate_argnums=2)
-        self._learn = jit(program.learn, donate_argnums=(0, 1, 2, 3))
         self._report = jit(program.report, once=True)
         self._keep_best = jit(program.keep_best, once=True)
         self._policies = jax.jit(program.policies)
+
+    @cached_property
+    def _act(self) -> Executable:
+        leaves, shared, acting, _, rows = self.program.arguments()
+        return Executable(jit(self.program.act, donate_argnums=2).lower(leaves, shared, acting[0], rows[0][0]))
+
+    @cached_property
+    def _learn(self) -> Executable:
+        leaves, shared, acting, progress, rows = self.program.arguments()
+        blocks = tuple(half for _, half in rows)
+        learn = jit(self.program.learn, donate_argnums=(0, 1, 2, 3))
+        return Executable(learn.lower(leaves, shared, acting, progress, blocks))
 
     def _open(self, packing: Packing, count: int | None = None) -> Stepper:
         """Environments in so many workers; as many as were chosen, if nothing is said."""
@@ -72,7 +82,9 @@ class HostEngine:
         return Collector(self.program, [self._open(self.program.packing) for _ in range(self.program.halves)])
 
     def prepare(self, *, fresh: bool, iterations: int = 0) -> None:
-        """Choose between this process and workers, and open the environments."""
+        """Compile, choose between this process and workers, and open the environments."""
+        for executable in (self._act, self._learn, self._player.executable()):
+            executable.wait()
         _ = self._collector
         choice = self._choice
         if self.config.workers.count < 0:
@@ -102,7 +114,8 @@ class HostEngine:
             acting, rows = self._collector.collect(self._act, leaves, shared, acting)
             leaves, shared, acting, progress, report = self._learn(leaves, shared, acting, progress, rows)
             found.append(report)
-        report = self._with_restarts(self._report(jax.tree.map(lambda *x: jnp.stack(x), *found)))
+        # On the host: a program that stacks many arrays would take long to compile.
+        report = self._with_restarts(self._report(jax.tree.map(lambda *x: np.stack(x), *found)))
         return self._state(state, jax.tree.unflatten(self.program.structure, leaves), shared, acting, progress), report
 
     def _with_restarts(self, report: ChunkReport) -> ChunkReport:
@@ -196,12 +209,7 @@ def _layout(begun: Layout | None) -> Layout:
 def trace_host(config: RunConfig) -> None:
     """Trace everything that the run computes, abstractly."""
     program = HostProgram(config)
-    state = jax.eval_shape(program.init)
-    leaves = tuple(jax.tree.leaves(state.members.algo))
-    shared, acting = jax.eval_shape(program.shared, state), jax.eval_shape(program.acting, state)
-    row = jax.ShapeDtypeStruct((program.packing.nbytes,), jnp.uint8)
-    rows = jax.ShapeDtypeStruct((program.length + 1, program.packing.nbytes), jnp.uint8)
-    jax.eval_shape(program.act, leaves, shared, acting[0], row)
-    jax.eval_shape(program.learn, leaves, shared, acting, jax.eval_shape(program.progress), (rows,) * program.halves)
-    player = Player(program, lambda packing: InProcess(cast(HostTask, config.task), packing))
-    player.trace(state)
+    leaves, shared, acting, progress, rows = program.arguments()
+    jax.eval_shape(program.act, leaves, shared, acting[0], rows[0][0])
+    jax.eval_shape(program.learn, leaves, shared, acting, progress, tuple(half for _, half in rows))
+    Player(program, lambda packing: InProcess(cast(HostTask, config.task), packing)).trace()

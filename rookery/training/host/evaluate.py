@@ -14,14 +14,14 @@ from jaxtyping import Array
 
 from rookery.core.keys import stream
 from rookery.core.types import Action, Arrays, Carry, Clock, Step
-from rookery.training.compiled.compiler import jit
+from rookery.training.compiled.compiler import Executable, jit
 from rookery.training.compiled.program import over_members
 from rookery.training.compiled.rollout import LONGEST, within_bounds
 from rookery.training.host.packing import Packing
 from rookery.training.host.program import HostProgram
 from rookery.training.host.steppers import Stepper
 from rookery.training.host.worlds import mix
-from rookery.training.state import Episodes, RunState
+from rookery.training.state import Episodes
 
 When = tuple[Array, Array, Array]
 """Iteration, steps of each member, budget."""
@@ -36,7 +36,7 @@ class Player:
         self._episodes = program.config.evaluation.episodes
         self._packing = Packing(program.spec, program.members * self._episodes)
         self._stepper: Stepper | None = None
-        self._act = jit(self.act, donate_argnums=1, static_argnums=6)
+        self._acts: dict[bool, Executable] = {}
         self._carry = jit(self.carry)
 
     def carry(self, swept: Any, keys: Array) -> Carry:
@@ -62,12 +62,24 @@ class Player:
         carry, action = over_members(one, source, carry, swept, keys, taken, step)
         return (carry, t + 1), within_bounds(program.spec.action, action).reshape(-1, *action.shape[2:])
 
-    def trace(self, state: RunState) -> None:
+    def trace(self) -> None:
         """Trace what playing computes, abstractly."""
+        jax.eval_shape(partial(self.act, live=True), *self._arguments(live=True))
+
+    def executable(self, *, live: bool = True) -> Executable:
+        """`act` for the states of a run, or for policies."""
+        if live not in self._acts:
+            act = jit(partial(self.act, live=live), donate_argnums=1)
+            self._acts[live] = Executable(act.lower(*self._arguments(live=live)))
+        return self._acts[live]
+
+    def _arguments(self, *, live: bool) -> tuple[Any, ...]:
+        """Shapes of what `act` is given."""
+        state = self._program.shapes
         m, row = state.members, jax.ShapeDtypeStruct((self._packing.nbytes,), jnp.uint8)
         now = jax.eval_shape(self.carry, m.swept, m.key), jax.ShapeDtypeStruct((), jnp.int32)
         when = (state.iteration, m.steps, state.budget)
-        jax.eval_shape(partial(self.act, live=True), m.algo, now, m.swept, m.key, when, row)
+        return m.algo if live else m.best, now, m.swept, m.key, when, row
 
     def play(self, source: Arrays, swept: Any, keys: Array, when: When, *, live: bool = False) -> Episodes:
         """Episodes of every member [member, episode, ...]; see `act`. Start states depend on the member's key only."""
@@ -79,10 +91,11 @@ class Player:
         returns, length = np.zeros((n, spec.n_agents), np.float32), np.zeros(n, np.int32)
         success, going = np.zeros(n, np.float32), np.ones(n, bool)
         now = self._carry(swept, keys), jnp.int32(0)
+        act = self.executable(live=live)
         stepper.reset(seeds)
         for _ in range(spec.limit or LONGEST):
             # A copy: the device may still read it when the environments have moved on.
-            now, action = self._act(source, now, swept, keys, when, stepper.block.copy(), live)
+            now, action = act(source, now, swept, keys, when, stepper.block.copy())
             stepper.send(np.asarray(action), seeds)
             lost = stepper.wait()
             if lost is not None:  # their episodes begin again

@@ -105,9 +105,14 @@ class HostProgram:
         return Packing(self.spec, self.members * self.together)
 
     @cached_property
+    def shapes(self) -> RunState:
+        """Of a state."""
+        return jax.eval_shape(self.init)
+
+    @cached_property
     def structure(self) -> Any:
         """How leaves make an algorithm's state."""
-        return jax.tree.structure(jax.eval_shape(self.init).members.algo)
+        return jax.tree.structure(self.shapes.members.algo)
 
     def algo(self, swept: dict[str, Array]) -> Algorithm[Any]:
         """The algorithm with a member's swept values in it (possibly traced)."""
@@ -147,6 +152,16 @@ class HostProgram:
         empty = Progress(self._tally(), jnp.zeros((self.envs, 2), jnp.uint32))
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.members, *x.shape)), empty)
 
+    def arguments(self) -> Any:
+        """Shapes of what `act` and `learn` are given: leaves, shared, acting, progress, and a row and all rows of
+        each half."""
+        state = self.shapes
+        row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)
+        rows = jax.ShapeDtypeStruct((self.length + 1, self.packing.nbytes), jnp.uint8)
+        shared, acting = jax.eval_shape(self.shared, state), jax.eval_shape(self.acting, state)
+        leaves = tuple(jax.tree.leaves(state.members.algo))
+        return leaves, shared, acting, jax.eval_shape(self.progress), ((row, rows),) * self.halves
+
     def shared(self, state: RunState) -> Shared:
         """What acting reads of a state."""
         m = state.members
@@ -171,7 +186,7 @@ class HostProgram:
     def tape(self) -> Tape:
         """A tape of zeros."""
         slots = self.length // self.interval + 1
-        state = jax.eval_shape(self.init)
+        state = self.shapes
         row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)
         leaves = tuple(jax.tree.leaves(state.members.algo))
         (half, *_) = jax.eval_shape(self.split, state.members.worlds.carry)

@@ -27,6 +27,7 @@ from rookery.training.config import Evaluation, RunConfig, Sweep, Workers
 from rookery.training.host.engine import HostEngine
 from rookery.training.host.packing import Packing
 from rookery.training.host.worlds import mix
+from rookery.training.reads import reads
 
 EVALUATION = Evaluation(points=2, rows=2, episodes=3, final=3)
 
@@ -102,14 +103,14 @@ def test_learning_is_given_what_the_environments_showed(preset: str) -> None:
     config = config_of(preset, seeds=(0, 1), collect=Collect(envs=2, length=8))
     engine, spy = spied(config)
     given: list[Any] = []
+    engine.prepare(fresh=True)
     learn = engine._learn
 
     def look(leaves: Any, shared: Any, acting: Any, progress: Any, rows: Any) -> Any:
         given.append(jax.tree.map(np.array, (acting[0].tape, rows[0])))
         return learn(leaves, shared, acting, progress, rows)
 
-    engine._learn = look
-    engine.prepare(fresh=True)
+    engine.__dict__["_learn"] = look
     state, _ = engine.chunk(engine.init(), 3)
     packing, length = engine.program.packing, engine.program.length
     for i, (tape, rows) in enumerate(given):
@@ -292,14 +293,24 @@ def test_a_store_is_not_copied() -> None:
     config = config_of("iql")
     algo = replace(config.algo, replay=replace(config.algo.replay, capacity=20_000))
     engine = HostEngine(replace(config, algo=algo))
-    program = engine.program
-    state = engine.shapes
-    store = checkpoint.nbytes(algo.stores(state.members.algo))
-    rows = jax.ShapeDtypeStruct((program.length + 1, program.packing.nbytes), jnp.uint8)
-    shared, acting = jax.eval_shape(program.shared, state), jax.eval_shape(program.acting, state)
-    args = (tuple(jax.tree.leaves(state.members.algo)), shared, acting, jax.eval_shape(program.progress), (rows,))
-    used = engine._learn.lower(*args).compile().memory_analysis()
+    store = checkpoint.nbytes(algo.stores(engine.shapes.members.algo))
+    used = engine._learn.memory_analysis()
     assert store > 5_000_000 and used.temp_size_in_bytes < store / 10
+
+
+def test_every_entry_that_changes_a_run_is_seen_to_be_read() -> None:
+    config = config_of()
+    found = reads(config)
+    assert {"task.limit", "task.kind", "algo.gamma", "algo.collect.length", "algo.optimiser.lr"} <= found
+    assert "task.unused" not in found
+
+
+def test_a_profile_has_all_pieces() -> None:
+    engine = HostEngine(config_of())
+    timings = {timing.name: timing.wall for timing in engine.profile()}
+    assert list(timings) == ["whole", "environment", "policy", "update", "evaluation"]
+    assert all(wall > 0 for wall in timings.values())
+    assert timings["environment"] + timings["policy"] + timings["update"] <= timings["whole"] * 1.01
 
 
 def test_shards_are_refused() -> None:

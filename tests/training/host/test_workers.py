@@ -217,8 +217,7 @@ def compiled_task() -> Any:
 
 
 def test_the_choice_is_measured_and_recorded() -> None:
-    config = replace(config_of(workers=Workers()), steps=1000)
-    engine = HostEngine(config)
+    engine = HostEngine(config_of(workers=Workers()))
     engine.prepare(fresh=True)
     found = engine.record()["workers"]
     assert found["count"] == 0 and found["steps_per_second"]["in_process"] > 0
