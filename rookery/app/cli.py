@@ -16,10 +16,11 @@ import tyro
 from rookery.app.options import NUMBERS, LogNames, Train, load_registries, parse_log, parse_train
 from rookery.app.progress import Progress, progress_for
 from rookery.app.study_cli import CompareRuns, Export, Study, study_command
-from rookery.app.text import member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
+from rookery.app.text import member_means, preset_row, print_rows, run_rows, score_lines, score_rows, show_lines
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RookeryError, suggest
 from rookery.core.registry import PRESETS
+from rookery.core.stats import INTERVAL
 from rookery.training.check import check
 from rookery.training.config import RunConfig
 
@@ -62,7 +63,7 @@ class Ls:
         """Run the command."""
         from rookery.training.folder import find_runs
 
-        rows = [run_row(run) for run in find_runs(self.out)]
+        rows = [row for run in find_runs(self.out) for row in run_rows(run)]
         if rows or self.json:
             print_rows(rows, self.json)
         else:
@@ -114,10 +115,10 @@ class Eval:
         load_registries()
         frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint)
         if self.json:
-            print(json.dumps({"members": member_means(frame).to_dicts(), "scores": scores(frame)}, indent=2))
+            print(json.dumps({"members": member_means(frame).to_dicts(), "scores": score_rows(frame)}, indent=2))
         else:
             print(f"{self.checkpoint} policy, {self.episodes} greedy episodes of each seed")
-            print("\n".join(score_lines(frame)))
+            print("\n".join([*score_lines(frame), f"low, high: {INTERVAL}"]))
         return 0
 
 

@@ -94,6 +94,25 @@ def leaves(config: Any) -> dict[str, Any]:
     return found
 
 
+def nested(config: Any) -> dict[str, Any]:
+    """Dotted path -> config of every entry that is itself a config."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found[field.name] = value
+            found |= {f"{field.name}.{path}": inner for path, inner in nested(value).items()}
+    return found
+
+
+def normalised(config: T) -> T:
+    """The config with every value of its declared type: 2e4 for an integer is 20000, 1 for a number 1.0.
+
+    Equal runs have equal hashes only in this form. Raises `ConfigError` where a value does not fit.
+    """
+    return from_json(type(config), to_json(config))
+
+
 def diff(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     """Dotted path -> (value in a, value in b) where they differ; None where a config has no such entry."""
     left, right = leaves(a), leaves(b)

@@ -64,6 +64,8 @@ class Manifest:
     """Name, shape and dtype of every array."""
     layout: dict[str, Any] | None = None
     """The engine and the devices that the state was computed on; None where they do not matter."""
+    parts: dict[str, str] | None = None
+    """SHA-256 of every part of metrics, evaluations and timing before it, by name; empty for a part that was lost."""
 
     @property
     def name(self) -> str:
@@ -116,6 +118,7 @@ def save(
     score: float,
     keep: int,
     layout: dict[str, Any] | None = None,
+    parts: dict[str, str] | None = None,
 ) -> Path:
     """Write a checkpoint; once it is durable, remove all but the newest `keep` and the best. Returns its folder."""
     arrays = flatten(state)
@@ -129,7 +132,7 @@ def save(
         side.mkdir()
         size, digest = _write_arrays(side / STATE, arrays)
         leaves = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
-        manifest = Manifest(chunk, tuple(int(n) for n in steps), float(score), size, digest, leaves, layout)
+        manifest = Manifest(chunk, tuple(int(n) for n in steps), float(score), size, digest, leaves, layout, parts)
         write_synced(side / MANIFEST, _render(manifest))
         sync_folder(side)
         side.replace(final)
@@ -168,6 +171,24 @@ def load_best(folder: Path, like: Any) -> Loaded | None:
         for name, reason in damaged.items()
     ]
     return Loaded(restore(like, _read_arrays(folder, manifest)), manifest, warnings)
+
+
+def load_before(folder: Path, like: Any, chunk: int) -> Loaded | None:
+    """The newest intact checkpoint of an earlier chunk; None if there is none. Changes nothing on disk."""
+    for manifest in reversed(manifests(folder)):
+        if manifest.chunk < chunk:
+            with contextlib.suppress(_DamageError):
+                _verify(folder / manifest.name)
+                return Loaded(restore(like, _read_arrays(folder, manifest)), manifest, [])
+    return None
+
+
+def remove_after(folder: Path, chunk: int) -> None:
+    """Remove the checkpoints of later chunks, which will come again. Newest first: a kill leaves no gap."""
+    for manifest in reversed(manifests(folder)):
+        if manifest.chunk > chunk:
+            (folder / manifest.name).replace(folder / (SIDE + manifest.name))
+    clear_side(folder)
 
 
 def manifests(folder: Path) -> list[Manifest]:

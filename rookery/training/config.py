@@ -19,7 +19,7 @@ class Evaluation:
     points: int = 20
     """Evaluations over the run, evenly spaced, besides the one before training."""
     rows: int = 5
-    """Metric rows, and chances to write a checkpoint, from one evaluation to the next."""
+    """Least metric rows, and chances to write a checkpoint, from one evaluation to the next."""
     episodes: int = 32
     """Episodes of each of them."""
     final: int = 320

@@ -99,14 +99,27 @@ def swept_values(config: RunConfig) -> dict[str, Array]:
     return {s.path: jnp.asarray([i.values[s.path] for i in infos], jnp.float32) for s in config.sweep}
 
 
-def iterations_per_chunk(config: RunConfig) -> int:
-    """So many that `points` times `rows` chunks spend the budget, if no episode ends early."""
+def steps_per_iteration(config: RunConfig) -> int:
+    """Environment steps of one seed in one iteration, if no episode ends early."""
     spec, collect = config.task.spec, config.algo.collect
     length = collect.transitions(spec)
     resets = 0 if collect.restart or not spec.limit else length // (spec.limit + 1)
-    nominal = max(1, collect.envs * (length - resets))
-    chunks = config.evaluation.points * config.evaluation.rows
-    return max(1, math.ceil(config.steps / chunks / nominal))
+    return max(1, collect.envs * (length - resets))
+
+
+def iterations_per_chunk(config: RunConfig) -> int:
+    """So many that evaluations are evenly spaced, with at least `rows` chunks from one to the next where possible.
+
+    If the iterations of the run can be divided into `points` times `rows` chunks, they are. Otherwise chunks are short:
+    an evaluation is made after the chunk that ends nearest to its point.
+    """
+    evaluation = config.evaluation
+    iterations = math.ceil(config.steps / steps_per_iteration(config))
+    chunks = evaluation.points * evaluation.rows
+    even = math.ceil(iterations / chunks)
+    if math.ceil(iterations / even) == chunks:
+        return even
+    return max(1, iterations // (evaluation.points * max(evaluation.rows, 4)))
 
 
 def score(spec: Spec, episodes: Episodes) -> Array:
