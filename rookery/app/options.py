@@ -56,7 +56,7 @@ class Train:
 
 
 def config(
-    preset: str, task: str, *, steps: int = 1_000_000, seeds: int | Sequence[int] = 1, **values: Any
+    preset: str, task: str, *, steps: float = 1_000_000, seeds: int | Sequence[int] = 1, **values: Any
 ) -> RunConfig:
     """The config of `rookery train PRESET --task TASK`; `values` are checked entries at dotted paths.
 
@@ -65,8 +65,8 @@ def config(
     load_registries()
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     algo, world = lookup(PRESETS, preset, "preset"), lookup(TASKS, task, "task")
-    made = RunConfig(preset, task, algo, world, steps=steps, seeds=chosen)
-    for path, value in values.items():
+    made = RunConfig(preset, task, algo, world, seeds=chosen)
+    for path, value in {"steps": steps, **values}.items():
         made = configs.set_path(made, path, value)
     return made
 

@@ -194,7 +194,8 @@ class CompareRuns:
     """Hold runs against each other: what differs in their configs, scores with intervals, learning curves."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Paths, names or unique beginnings of names; the first is what the others are compared with."""
+    """Paths, names or unique beginnings of names; runs that differ in their seeds only are pooled, and on each task
+    the first one is what the others are compared with."""
     policy: Literal["best", "last"] = "best"
     """Which policy of each seed is scored."""
     out: Path = Path("runs")
@@ -208,7 +209,7 @@ class CompareRuns:
         found = compare(_resolved(self.runs, self.out), catalog_scales(), self.policy)
         for table in (found.legend, found.differences, found.scores, found.improvement):
             if table.rows:
-                print("\n".join(["", table.title, *_table_lines(table)]))
+                print("\n".join(["", table.title, *_table_lines(table), *([table.note] if table.note else [])]))
         for text in (*found.plots, *(f"warning: {warning}" for warning in found.warnings)):
             print(f"\n{text}")
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +43,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or _unknown(value):
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else configs.format_value(value)
 
@@ -108,7 +107,7 @@ def run_rows(run: RunFolder) -> list[Row]:
         "score": status.facts.get("score", ""),
     }
     rest = {"updated": status.updated, "message": problem or status.message}
-    values = _swept_values(config.get("sweep", []))
+    values = _swept_values(config)
     if not values:
         return [row | rest]
     scores = status.facts.get("scores", {})
@@ -120,12 +119,13 @@ def run_rows(run: RunFolder) -> list[Row]:
     ]
 
 
-def _swept_values(sweep: Sequence[Mapping[str, Any]]) -> list[str]:
+def _swept_values(config: Mapping[str, Any]) -> list[str]:
     """Names of a run's swept values, in their order, from its config as JSON."""
     from rookery.training.scores import value_name
+    from rookery.training.state import member_infos_of_json
 
-    grid = itertools.product(*(entry["values"] for entry in sweep)) if sweep else []
-    return [value_name(dict(zip((e["path"] for e in sweep), map(float, values), strict=True))) for values in grid]
+    names = [value_name(info.values) for info in member_infos_of_json(config)] if config.get("sweep") else []
+    return list(dict.fromkeys(names))
 
 
 def show_lines(run: RunFolder) -> list[str]:

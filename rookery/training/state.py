@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -88,9 +90,18 @@ class MemberInfo:
 
 def member_infos(config: RunConfig) -> list[MemberInfo]:
     """Members in order: the product of swept values, times the seeds."""
-    paths = [s.path for s in config.sweep]
-    grid = itertools.product(*(s.values for s in config.sweep))
-    return [MemberInfo(seed, dict(zip(paths, values, strict=True))) for values in grid for seed in config.seeds]
+    return _members({sweep.path: sweep.values for sweep in config.sweep}, config.seeds)
+
+
+def member_infos_of_json(config: Mapping[str, Any]) -> list[MemberInfo]:
+    """The members of a config as JSON, whose algorithm or task may be of code that is not here."""
+    swept = {str(sweep["path"]): [float(value) for value in sweep["values"]] for sweep in config.get("sweep", [])}
+    return _members(swept, config["seeds"])
+
+
+def _members(swept: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[MemberInfo]:
+    grid = itertools.product(*swept.values())
+    return [MemberInfo(seed, dict(zip(swept, values, strict=True))) for values in grid for seed in seeds]
 
 
 def swept_values(config: RunConfig) -> dict[str, Array]:
