@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import tyro
 
-from rookery.app.options import NUMBERS, LogNames, Train, load_registries, parse_log, parse_train
+from rookery.app.options import NUMBERS, Imports, LogNames, Train, import_given, load_registries, parse_log, parse_train
 from rookery.app.progress import Progress, progress_for
 from rookery.app.study_cli import CompareRuns, Export, Study, study_command
 from rookery.app.text import member_means, preset_row, print_rows, run_rows, score_lines, score_rows, show_lines
@@ -28,7 +28,7 @@ RunName = tyro.conf.Positional[str]
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(Imports):
     """Continue a run from its newest checkpoint."""
 
     run: RunName
@@ -51,7 +51,7 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Ls:
+class Ls(Imports):
     """List runs."""
 
     out: Path = Path("runs")
@@ -72,7 +72,7 @@ class Ls:
 
 
 @dataclass(frozen=True)
-class Show:
+class Show(Imports):
     """Show one run: config, status, where it was made, newest metrics, scores, files."""
 
     run: RunName
@@ -91,7 +91,7 @@ class Show:
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Imports):
     """Play greedy episodes with the policies of a run and print their scores."""
 
     run: RunName
@@ -123,7 +123,7 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Tasks:
+class Tasks(Imports):
     """List tasks."""
 
     filter: tyro.conf.Positional[str] = ""
@@ -133,17 +133,19 @@ class Tasks:
 
     def __call__(self) -> int:
         """Run the command."""
+        from rookery.core.registry import TASKS
         from rookery.tasks.catalog import FACTS, describe
 
-        names = [name for name in sorted(FACTS) if name.startswith(self.filter)]
+        known = {*FACTS, *TASKS}
+        names = [name for name in sorted(known) if name.startswith(self.filter)]
         if not names:
-            raise ConfigError(f"no task's name begins with '{self.filter}'.{suggest(self.filter, FACTS)}")
+            raise ConfigError(f"no task's name begins with '{self.filter}'.{suggest(self.filter, known)}")
         print_rows([describe(name) for name in names], self.json)
         return 0
 
 
 @dataclass(frozen=True)
-class Algorithms:
+class Algorithms(Imports):
     """List presets: family, what it is, what it needs."""
 
     json: bool = False
@@ -174,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
+        import_given(argv)
         if argv[:1] == ["train"]:
             return train_command(argv[1:])
         if argv[:1] == ["study"]:

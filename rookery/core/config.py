@@ -234,7 +234,10 @@ def _open_family(data: Any, table: Mapping[str, type[Any]], path: str) -> Any:
         raise ConfigError(f"{path}.family: missing; accepted: {known}.")
     name = data["family"]
     if not isinstance(name, str) or name not in table:
-        raise ConfigError(f"{path}.family: unknown family {_show(name)}.{suggest(str(name), table)}")
+        raise ConfigError(
+            f"{path}.family: unknown family {_show(name)}.{suggest(str(name), table)} "
+            "If a file of your own defines it, pass --import FILE.py (in Python, import it first)."
+        )
     return from_json(table[name], data, path)
 
 

@@ -23,7 +23,7 @@ from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RunError
 from rookery.core.registry import ALGORITHMS, TASK_FAMILIES
 from rookery.studies.plan import task_label
-from rookery.training import digest
+from rookery.training import digest, imports
 from rookery.training.folder import RunFolder
 from rookery.training.state import member_infos_of_json
 
@@ -94,6 +94,8 @@ class _Labels:
     def rows(self, folder: RunFolder) -> list[dict[str, Any]]:
         """The rows of a run's members."""
         config = folder.config()
+        with suppress(ConfigError):  # a file that cannot be imported any more costs the label only
+            imports.load(folder)
         try:
             infos = member_infos_of_json(config)
             task = self._task(config["task_name"], config["task"])

@@ -3,6 +3,7 @@
     OUT/<preset>__<task>__<id>/
         config.json       the resolved config; never changes
         provenance.json   one entry per start
+        imports.json      files of the user's own that the run needs, if any
         status.json       running, complete or failed
         metrics/          part-<chunk>.parquet, one per chunk
         evaluations/      part-<chunk>.parquet, one row per episode

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Array
 
-from rookery.core.config import from_json, with_values
+from rookery.core.config import with_values
 from rookery.core.errors import ConfigError, RunError
 from rookery.core.host import empty_rows
 from rookery.core.types import Action, Clock, Spec, Step
@@ -23,6 +23,7 @@ from rookery.training.compiled.compiler import jit
 from rookery.training.config import RunConfig
 from rookery.training.engine import Engine, open_engine
 from rookery.training.folder import RunFolder
+from rookery.training.imports import open_config
 from rookery.training.state import Policies, member_infos
 
 
@@ -35,7 +36,7 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         """The resolved config."""
-        return from_json(RunConfig, self.folder.config())
+        return open_config(self.folder)
 
     @cached_property
     def engine(self) -> Engine:

@@ -14,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 
-from rookery.core.config import from_json, label, normalised, to_json
+from rookery.core.config import label, normalised, to_json
 from rookery.core.errors import ConfigError, RookeryError, RunError, TrainingError
 from rookery.core.keys import stream
 from rookery.core.stats import INTERVAL, show
-from rookery.training import checkpoint, digest, frames, logs, pace, provenance
+from rookery.training import checkpoint, digest, frames, imports, logs, pace, provenance
 from rookery.training.check import check
 from rookery.training.compiled.compiler import use_compilation_cache
 from rookery.training.config import RunConfig
 from rookery.training.engine import Engine, Layout, claim, open_engine
 from rookery.training.folder import Kind, Parts, RunFolder
+from rookery.training.imports import open_config
 from rookery.training.interrupt import Interrupted, Interruptions
 from rookery.training.progress import Progress, Silent
 from rookery.training.reads import refuse_unread
@@ -53,6 +54,8 @@ def train(
     if not folder.path.exists():
         refuse_unread(config)
     folder = RunFolder.open_or_create(Path(out), to_json(config), config.preset, config.task_name)
+    for change in imports.record(folder, config):
+        progress.message(change)
     if folder.status().state == "complete":
         progress.message(f"{folder.path} is complete; nothing to do.")
         return Run(folder)
@@ -78,7 +81,7 @@ def _begun_on(folder: RunFolder) -> Layout | None:
 def resume(path: Path | str, progress: Progress | None = None, log: Sequence[str] = ()) -> Run:
     """Go on with the run in this folder."""
     path = Path(path)
-    return train(from_json(RunConfig, RunFolder(path).config()), path.parent, progress, log)
+    return train(open_config(RunFolder(path)), path.parent, progress, log)
 
 
 def evaluate_run(path: Path | str, episodes: int, which: str = "best") -> pl.DataFrame:
