@@ -121,14 +121,14 @@ def steps_per_iteration(config: RunConfig) -> int:
 def iterations_per_chunk(config: RunConfig) -> int:
     """So many that evaluations are evenly spaced, with at least `rows` chunks from one to the next where possible.
 
-    If the iterations of the run can be divided into `points` times `rows` chunks, they are. Otherwise chunks are short:
-    an evaluation is made after the chunk that ends nearest to its point.
+    If the run divides into `points` times `rows` equal chunks without growing by more than 1%, it does. Otherwise
+    chunks are short: an evaluation is made after the chunk that ends nearest to its point.
     """
     evaluation = config.evaluation
     iterations = math.ceil(config.steps / steps_per_iteration(config))
     chunks = evaluation.points * evaluation.rows
     even = math.ceil(iterations / chunks)
-    if math.ceil(iterations / even) == chunks:
+    if math.ceil(iterations / even) == chunks and even * chunks <= 1.01 * iterations:
         return even
     return max(1, iterations // (evaluation.points * max(evaluation.rows, 4)))
 
