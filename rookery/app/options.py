@@ -26,15 +26,15 @@ LogNames = Annotated[str, tyro.conf.arg(metavar="NAME,..")]
 class Imports:
     """The option that every command has. `import_given` acts on it before the others are parsed."""
 
-    imports: Annotated[
-        tyro.conf.UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="import", metavar="FILE.py")
-    ] = field(default=(), kw_only=True)
+    imports: Annotated[tyro.conf.UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="import", metavar="FILE.py")] = (
+        field(default=(), kw_only=True)
+    )
     """Python files of your own that register tasks, algorithms, networks or mechanisms; may be given several times."""
 
 
 def import_given(argv: Sequence[str]) -> None:
     """Import the files that `--import` names: what they register may be needed to understand the other options."""
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    pairs = zip(argv, [*argv[1:], ""], strict=False)
     files = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--import"]
     if files:
         load_registries()

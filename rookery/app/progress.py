@@ -44,8 +44,9 @@ class Lines:
         """One line, unless the last one was just written; the newest is kept back for `close`."""
         left = time_left(steps, total_steps, steps_per_second)
         self._pending = (
-            f"step {steps:,} of {total_steps:,} ({share(steps, total_steps):.0%}), {steps_per_second:,.0f} steps/s per seed, "
-            f"{left} left{''.join(f', {name} {value:.4g}' for name, value in shown(metrics).items())}"
+            f"step {steps:,} of {total_steps:,} ({share(steps, total_steps):.0%}), "
+            f"{steps_per_second:,.0f} steps/s per seed, {left} left"
+            f"{''.join(f', {name} {value:.4g}' for name, value in shown(metrics).items())}"
         )
         if self._clock() >= self._next or steps >= total_steps:
             self._flush()

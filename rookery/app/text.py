@@ -13,7 +13,6 @@ from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
 from rookery.core.stats import INTERVAL
 from rookery.training.config import RunConfig
-from rookery.training.imports import open_config
 
 if TYPE_CHECKING:
     import polars as pl
@@ -131,6 +130,8 @@ def _swept_values(config: Mapping[str, Any]) -> list[str]:
 
 def show_lines(run: RunFolder) -> list[str]:
     """Everything worth knowing of a run, line by line."""
+    from rookery.training.imports import open_config
+
     config = open_config(run)
     status = run.status()
     facts = ", ".join(f"{_FACTS.get(name, name)} {_fact(value)}" for name, value in status.facts.items())

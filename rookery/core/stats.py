@@ -36,13 +36,13 @@ class Estimate:
         return float(self.value), float(self.low), float(self.high)
 
 
-def iqm(scores: Float[np.ndarray, "*rest run"]) -> Float[np.ndarray, "*rest"] | np.floating:
+def iqm(scores: Float[np.ndarray, "*rest run"]) -> Float[np.ndarray, "*rest"]:
     """Mean of the middle half along the last axis."""
     count = scores.shape[-1]
     cut = count // 4
     # Sorting is vectorised; np.partition, which would do, takes several times as long on short rows.
     ordered = np.sort(scores, axis=-1) if cut else scores
-    return ordered[..., cut : count - cut].mean(axis=-1)
+    return np.asarray(ordered[..., cut : count - cut].mean(axis=-1))
 
 
 def aggregate(strata: Strata, statistic: Callable[[np.ndarray], np.ndarray], resamples: int = RESAMPLES) -> Estimate:

@@ -67,9 +67,7 @@ def _named(runs: Runs) -> Runs:
         known = kinds.setdefault((row["label"], row["task"]), [])
         if configs[row["run"], row["member"]] not in known:
             known.append(configs[row["run"], row["member"]])
-    names = [
-        _name(row["label"], configs[row["run"], row["member"]], kinds[row["label"], row["task"]]) for row in rows
-    ]
+    names = [_name(row["label"], configs[row["run"], row["member"]], kinds[row["label"], row["task"]]) for row in rows]
     return replace(runs, members=runs.members.with_columns(name=pl.Series(names, dtype=pl.String)))
 
 
@@ -159,7 +157,9 @@ def _improvement(results: Results) -> Table:
         for label in others:
             ours, theirs = (results.cells[name, task].finals for name in (label, baseline))
             rows.append((task, label, baseline, *stats.improvement([ours], [theirs]).floats()))
-    note = "Probability that a seed of X scores more than a seed of Y, the first algorithm on the task; ties count half."
+    note = (
+        "Probability that a seed of X scores more than a seed of Y, the first algorithm on the task; ties count half."
+    )
     columns = ("task", "X", "Y", "P(X > Y)", "low", "high")
     return Table("improvement", "Probability of improvement", note, columns, tuple(rows))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import polars as pl
 
-from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.studies.read import open_runs
 from rookery.studies.tables import Table, write_workbook

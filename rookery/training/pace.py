@@ -42,11 +42,13 @@ def _cut_short(config: RunConfig) -> list[str]:
     """Schedules that the budget ends before they do."""
     found = []
     for path, schedule in configs.nested(config.algo).items():
-        if isinstance(schedule, Anneals) and schedule.duration(config.steps) > config.steps:
-            reached = schedule.start + (schedule.end - schedule.start) * config.steps / schedule.duration(config.steps)
+        if not isinstance(schedule, Anneals):
+            continue
+        start, end, needed = schedule.start, schedule.end, schedule.duration(config.steps)
+        if needed > config.steps:
             found.append(
-                f"warning: algo.{path} needs {schedule.duration(config.steps):,.0f} steps to go from {schedule.start:g} "
-                f"to {schedule.end:g}, but the run has {config.steps:,}: it will end at {reached:.2g}. "
+                f"warning: algo.{path} needs {needed:,.0f} steps to go from {start:g} to {end:g}, but the run has "
+                f"{config.steps:,}: it will end at {start + (end - start) * config.steps / needed:.2g}. "
                 f"Set algo.{path}.steps lower, or 0 for a share of the budget."
             )
     return found

@@ -38,7 +38,7 @@ class OwnGame(Matrix):
 TASKS["own/game"] = OwnGame()
 """
 TINY = ["--steps", "64", "--evaluation.points", "1", "--evaluation.episodes", "4", "--evaluation.final", "4"]
-SMALL = ["--algo.collect.envs", "4", "--algo.net.width", "8", "--algo.replay.capacity", "64", "--algo.epsilon.steps", "32"]
+SMALL = ["--algo.collect.envs", "4", "--algo.net.width", "8", "--algo.replay.capacity", "64"]
 
 
 @pytest.fixture

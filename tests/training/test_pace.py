@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from small import small_config
 
 import rookery
-from rookery.core.config import to_json, with_values
+from rookery.core.config import set_path, to_json, with_values
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
 from rookery.training import pace
@@ -94,7 +95,7 @@ class Messages(Silent):
     def message(self, text: str) -> None:
         self.texts.append(text)
 
-    def update(self, steps: int, total_steps: int, *_: object) -> None:
+    def update(self, steps: int, total_steps: int, steps_per_second: float, metrics: Mapping[str, float]) -> None:
         self.updates.append((steps, total_steps))
 
 
@@ -115,7 +116,7 @@ def test_steps_as_a_float_are_the_same_run(tmp_path: Path) -> None:
     small = config_of(64, 1, 1)
     loose = with_values(small, {"steps": 64.0, "algo.gamma": 1})  # as a caller may build it
     assert to_json(loose) != to_json(small)
-    first = rookery.train(replace(small, algo=replace(small.algo, gamma=1.0)), tmp_path)
+    first = rookery.train(set_path(small, "algo.gamma", 1.0), tmp_path)
     seen = Messages()
     assert rookery.train(loose, tmp_path, seen).folder == first.folder
     assert "nothing to do" in seen.texts[-1]

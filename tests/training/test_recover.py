@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,10 @@ class Stops(Silent):
     """Stops the run after some updates, as a kill would: without a checkpoint of its own."""
 
     def __init__(self, after: int = 0) -> None:
-        self.left, self.texts = after, []
+        self.left = after
+        self.texts: list[str] = []
 
-    def update(self, *_: object) -> None:
+    def update(self, steps: int, total_steps: int, steps_per_second: float, metrics: Mapping[str, float]) -> None:
         self.left -= 1
         if self.left == 0:
             raise ZeroDivisionError

@@ -66,7 +66,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, str]:
 
 
 def test_live_output_has_a_row_for_each_value(swept: tuple[Run, str]) -> None:
-    run, text = swept
+    _, text = swept
     assert INTERVAL in text
     evaluations = text.count(": evaluation: ")
     finals = 2  # of the best and of the last policy
@@ -107,7 +107,7 @@ def test_curves_of_each_value(swept: tuple[Run, str]) -> None:
     assert curve.height == 2 * 3 and seeds.height == 4 * 3
     last = seeds.filter(pl.col("algo.optimiser.lr") == 0.5, pl.col("steps") == pl.col("steps").max())
     assert curve["iqm"][-1] == pytest.approx(last["score"].mean())
-    assert run.curve("train/return_mean")["steps"].min() > 0
+    assert run.curve("train/return_mean")["steps"][0] > 0
     with pytest.raises(ConfigError, match=r"no metric 'scor'. Did you mean 'score'"):
         run.curve("scor")
 
