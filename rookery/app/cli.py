@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 import tyro
 
-from rookery.app.options import NUMBERS, LogNames, Train, load_registries, parse_log, parse_train
+from rookery.app.options import NUMBERS, Imports, LogNames, Train, import_given, load_registries, parse_log, parse_train
 from rookery.app.progress import Progress, progress_for
 from rookery.app.study_cli import CompareRuns, Export, Study, study_command
-from rookery.app.text import member_means, preset_row, print_rows, run_row, score_lines, scores, show_lines
+from rookery.app.text import member_means, preset_row, print_rows, run_rows, score_lines, score_rows, show_lines
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RookeryError, suggest
 from rookery.core.registry import PRESETS
+from rookery.core.stats import INTERVAL
 from rookery.training.check import check
 from rookery.training.config import RunConfig
 
@@ -27,7 +28,7 @@ RunName = tyro.conf.Positional[str]
 
 
 @dataclass(frozen=True)
-class Resume:
+class Resume(Imports):
     """Continue a run from its newest checkpoint."""
 
     run: RunName
@@ -50,7 +51,7 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Ls:
+class Ls(Imports):
     """List runs."""
 
     out: Path = Path("runs")
@@ -62,7 +63,7 @@ class Ls:
         """Run the command."""
         from rookery.training.folder import find_runs
 
-        rows = [run_row(run) for run in find_runs(self.out)]
+        rows = [row for run in find_runs(self.out) for row in run_rows(run)]
         if rows or self.json:
             print_rows(rows, self.json)
         else:
@@ -71,7 +72,7 @@ class Ls:
 
 
 @dataclass(frozen=True)
-class Show:
+class Show(Imports):
     """Show one run: config, status, where it was made, newest metrics, scores, files."""
 
     run: RunName
@@ -90,7 +91,7 @@ class Show:
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(Imports):
     """Play greedy episodes with the policies of a run and print their scores."""
 
     run: RunName
@@ -114,15 +115,15 @@ class Eval:
         load_registries()
         frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint)
         if self.json:
-            print(json.dumps({"members": member_means(frame).to_dicts(), "scores": scores(frame)}, indent=2))
+            print(json.dumps({"members": member_means(frame).to_dicts(), "scores": score_rows(frame)}, indent=2))
         else:
             print(f"{self.checkpoint} policy, {self.episodes} greedy episodes of each seed")
-            print("\n".join(score_lines(frame)))
+            print("\n".join([*score_lines(frame), f"low, high: {INTERVAL}"]))
         return 0
 
 
 @dataclass(frozen=True)
-class Tasks:
+class Tasks(Imports):
     """List tasks."""
 
     filter: tyro.conf.Positional[str] = ""
@@ -134,13 +135,15 @@ class Tasks:
 
     def __call__(self) -> int:
         """Run the command."""
+        from rookery.core.registry import TASKS
         from rookery.tasks.catalog import FACTS, describe
 
         if self.host:
             return self._host()
-        names = [name for name in sorted(FACTS) if name.startswith(self.filter)]
+        known = {*FACTS, *TASKS}
+        names = [name for name in sorted(known) if name.startswith(self.filter)]
         if not names:
-            raise ConfigError(f"no task's name begins with '{self.filter}'.{suggest(self.filter, FACTS)}")
+            raise ConfigError(f"no task's name begins with '{self.filter}'.{suggest(self.filter, known)}")
         print_rows([describe(name) for name in names], self.json)
         return 0
 
@@ -156,7 +159,7 @@ class Tasks:
 
 
 @dataclass(frozen=True)
-class Algorithms:
+class Algorithms(Imports):
     """List presets: family, what it is, what it needs."""
 
     json: bool = False
@@ -187,6 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
+        import_given(argv)
         if argv[:1] == ["train"]:
             return train_command(argv[1:])
         if argv[:1] == ["study"]:

@@ -15,6 +15,7 @@ import tyro
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
+from rookery.core.imports import import_files
 from rookery.core.registry import PRESETS, TASKS, find_task, lookup
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep, Workers
 
@@ -22,7 +23,26 @@ LogNames = Annotated[str, tyro.conf.arg(metavar="NAME,..")]
 
 
 @dataclass(frozen=True)
-class Train:
+class Imports:
+    """The option that every command has. `import_given` acts on it before the others are parsed."""
+
+    imports: Annotated[tyro.conf.UseAppendAction[tuple[Path, ...]], tyro.conf.arg(name="import", metavar="FILE.py")] = (
+        field(default=(), kw_only=True)
+    )
+    """Python files of your own that register tasks, algorithms, networks or mechanisms; may be given several times."""
+
+
+def import_given(argv: Sequence[str]) -> None:
+    """Import the files that `--import` names: what they register may be needed to understand the other options."""
+    pairs = zip(argv, [*argv[1:], ""], strict=False)
+    files = [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == "--import"]
+    if files:
+        load_registries()
+        import_files(files)
+
+
+@dataclass(frozen=True)
+class Train(Imports):
     """Train one algorithm on one task for a group of seeds; the same command again resumes.
 
     rookery train PRESET --task NAME [options]. Every value of the algorithm and of the task is an option of its own:
@@ -57,7 +77,7 @@ class Train:
 
 
 def config(
-    preset: str, task: str, *, steps: int = 1_000_000, seeds: int | Sequence[int] = 1, **values: Any
+    preset: str, task: str, *, steps: float = 1_000_000, seeds: int | Sequence[int] = 1, **values: Any
 ) -> RunConfig:
     """The config of `rookery train PRESET --task TASK`; `values` are checked entries at dotted paths.
 
@@ -66,8 +86,8 @@ def config(
     load_registries()
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     algo, world = lookup(PRESETS, preset, "preset"), find_task(task)
-    made = RunConfig(preset, task, algo, world, steps=steps, seeds=chosen)
-    for path, value in values.items():
+    made = RunConfig(preset, task, algo, world, seeds=chosen)
+    for path, value in {"steps": steps, **values}.items():
         made = configs.set_path(made, path, value)
     return made
 
@@ -152,9 +172,12 @@ def load_registries() -> None:
         plugin.load()
 
 
+_WITH_NAMES = ("--task", "--config", "--out", "--import")  # options whose value may be spelt like a preset
+
+
 def _take_preset(argv: Sequence[str]) -> tuple[str, list[str]]:
     """The preset and the other arguments; it stands first, or is the first argument that is a preset's name."""
-    names = [i for i, word in enumerate(argv) if word in PRESETS and argv[i - 1] not in ("--task", "--config", "--out")]
+    names = [i for i, word in enumerate(argv) if word in PRESETS and argv[i - 1] not in _WITH_NAMES]
     index = 0 if argv and not argv[0].startswith("-") else next(iter(names), None)
     if index is None:
         return "", list(argv)

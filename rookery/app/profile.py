@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rookery.training.config import RunConfig
 from rookery.training.engine import Timing
-from rookery.training.state import iterations_per_chunk, member_infos
+from rookery.training.state import member_infos, steps_per_iteration
 
 
 def lines(config: RunConfig, timings: list[Timing]) -> list[str]:
     """The pieces of one iteration with their shares of the whole."""
     members, collect = len(member_infos(config)), config.algo.collect
     whole, seconds = timings[0], {t.name: t.wall for t in timings[1:]}
-    every = iterations_per_chunk(config) * config.evaluation.rows
+    every = max(1, round(config.steps / config.evaluation.points / steps_per_iteration(config)))
     seconds["evaluation"] /= every
     seconds["rest"] = whole.wall - sum(seconds[name] for name in ("environment", "policy", "update"))
     rows = collect.envs // collect.shards * collect.transitions(config.task.spec) * members

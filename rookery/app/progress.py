@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from rookery.training.progress import Progress, Silent
+
+if TYPE_CHECKING:
+    from rookery.training.scores import Score
 
 __all__ = ["Lines", "Live", "Progress", "Silent", "progress_for"]
 
@@ -41,15 +44,16 @@ class Lines:
         """One line, unless the last one was just written; the newest is kept back for `close`."""
         left = time_left(steps, total_steps, steps_per_second)
         self._pending = (
-            f"step {steps:,} of {total_steps:,} ({share(steps, total_steps):.0%}), {steps_per_second:,.0f} steps/s, "
-            f"{left} left{''.join(f', {name} {value:.4g}' for name, value in shown(metrics).items())}"
+            f"step {steps:,} of {total_steps:,} ({share(steps, total_steps):.0%}), "
+            f"{steps_per_second:,.0f} steps/s per seed, {left} left"
+            f"{''.join(f', {name} {value:.4g}' for name, value in shown(metrics).items())}"
         )
         if self._clock() >= self._next or steps >= total_steps:
             self._flush()
 
-    def evaluation(self, step: int, score: float, unit: str, interval: tuple[float, float]) -> None:
-        """One line."""
-        self._write(f"step {step:,}: {score_text(score, unit, interval)}")
+    def evaluation(self, step: int, unit: str, scores: Sequence[Score]) -> None:
+        """One line; with a sweep, one for each value."""
+        self._write(score_text(f"step {step:,}", unit, scores))
 
     def message(self, text: str) -> None:
         """The text on lines of its own."""
@@ -103,8 +107,8 @@ class Live:
     def update(self, steps: int, total_steps: int, steps_per_second: float, metrics: Mapping[str, float]) -> None:
         """Move the bar."""
         facts = [
-            f"{short(steps)}/{short(total_steps)}",
-            f"{short(steps_per_second)} steps/s",
+            f"{short(steps)}/{short(total_steps)} steps",
+            f"{short(steps_per_second)} steps/s per seed",
             *(f"{name} {value:.4g}" for name, value in shown(metrics).items()),
             f"{time_left(steps, total_steps, steps_per_second)} left",
             f"compile {self._compile_seconds:.1f} s",
@@ -113,9 +117,9 @@ class Live:
             self._task, description="training", completed=steps, total=total_steps, facts=" · ".join(facts)
         )
 
-    def evaluation(self, step: int, score: float, unit: str, interval: tuple[float, float]) -> None:
-        """A line above the bar."""
-        self.message(f"step {step:>12,}  {score_text(score, unit, interval)}")
+    def evaluation(self, step: int, unit: str, scores: Sequence[Score]) -> None:
+        """A line above the bar; with a sweep, one for each value."""
+        self.message(score_text(f"step {step:>12,}", unit, scores))
 
     def message(self, text: str) -> None:
         """The text above the bar."""
@@ -147,9 +151,13 @@ def shown(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: short_names[name] for name in known or list(short_names)[:1]}
 
 
-def score_text(score: float, unit: str, interval: tuple[float, float]) -> str:
-    """An evaluation in words."""
-    return f"evaluation: {unit} {score:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]"
+def score_text(step: str, unit: str, scores: Sequence[Score]) -> str:
+    """An evaluation in words: one line, or one for each swept value below a heading."""
+    from rookery.training.scores import lines
+
+    first, *more = lines(scores)
+    heading = f"{step}: evaluation: {unit}, IQM"
+    return "\n".join([f"{heading}:", *(f"  {line}" for line in (first, *more))]) if more else f"{heading} {first}"
 
 
 def short(number: float) -> str:

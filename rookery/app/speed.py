@@ -1,18 +1,21 @@
-"""`python -m rookery.app.speed SECONDS < CONFIG`: print how many steps per second a run trains here."""
+"""`python -m rookery.app.speed [FILE.py..] SECONDS < CONFIG`: print how many steps per second a run trains here."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 
 from rookery.app.options import load_registries
 from rookery.core.config import from_json
+from rookery.core.imports import import_files
 from rookery.training.config import RunConfig
 
 
-def main(seconds: float) -> int:
-    """Measure the run whose config comes on the standard input."""
+def main(seconds: float, files: Sequence[str] = ()) -> int:
+    """Measure the run whose config comes on the standard input; `files` are imported first."""
     load_registries()
+    import_files(files)
     from rookery.training.speed import steps_per_second
 
     print(steps_per_second(from_json(RunConfig, json.load(sys.stdin)), seconds))
@@ -20,4 +23,5 @@ def main(seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1])))
+    *own, duration = sys.argv[1:]
+    sys.exit(main(float(duration), own))

@@ -13,16 +13,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rookery.app.options import NUMBERS, LogNames, load_registries, parse_log
+from rookery.app.options import NUMBERS, Imports, LogNames, load_registries, parse_log
 from rookery.app.text import Row, print_rows
 from rookery.core.config import format_value
 from rookery.core.errors import ConfigError
+from rookery.core.imports import IMPORTED
 
 StudyFile = tyro.conf.Positional[Path]
 
 
 @dataclass(frozen=True)
-class StudyRun:
+class StudyRun(Imports):
     """Train the runs of a study that are not complete, side by side; the same command again continues."""
 
     file: StudyFile
@@ -96,7 +97,8 @@ class StudyRun:
         for group in groups:
             print(f"{'to measure' if self.dry_run else 'measuring'}: {layout.title(group)}", flush=True)
             if not self.dry_run:
-                layout.measure(group, self.out, ("-m", "rookery.app.speed"), len(study.runs))
+                program = ("-m", "rookery.app.speed", *map(str, IMPORTED))
+                layout.measure(group, self.out, program, len(study.runs))
 
     def _open_executor(self, pending: int) -> Any:
         """Where the runs will be trained."""
@@ -127,7 +129,7 @@ class StudyRun:
 
 
 @dataclass(frozen=True)
-class StudyStatus:
+class StudyStatus(Imports):
     """Where every run of a study stands."""
 
     file: StudyFile
@@ -149,7 +151,7 @@ class StudyStatus:
 
 
 @dataclass(frozen=True)
-class StudyAddSeeds:
+class StudyAddSeeds(Imports):
     """Add a group of new seeds to a study file; the runs that are there stay what they are."""
 
     file: StudyFile
@@ -169,7 +171,7 @@ class StudyAddSeeds:
 
 
 @dataclass(frozen=True)
-class StudyReport:
+class StudyReport(Imports):
     """Write a report (a page, figures, tables) into a new folder."""
 
     file: StudyFile
@@ -190,11 +192,12 @@ class StudyReport:
 
 
 @dataclass(frozen=True)
-class CompareRuns:
+class CompareRuns(Imports):
     """Hold runs against each other: what differs in their configs, scores with intervals, learning curves."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Paths, names or unique beginnings of names; the first is what the others are compared with."""
+    """Paths, names or unique beginnings of names; runs that differ in their seeds only are pooled, and on each task
+    the first one is what the others are compared with."""
     policy: Literal["best", "last"] = "best"
     """Which policy of each seed is scored."""
     out: Path = Path("runs")
@@ -208,14 +211,14 @@ class CompareRuns:
         found = compare(_resolved(self.runs, self.out), catalog_scales(), self.policy)
         for table in (found.legend, found.differences, found.scores, found.improvement):
             if table.rows:
-                print("\n".join(["", table.title, *_table_lines(table)]))
+                print("\n".join(["", table.title, *_table_lines(table), *([table.note] if table.note else [])]))
         for text in (*found.plots, *(f"warning: {warning}" for warning in found.warnings)):
             print(f"\n{text}")
         return 0
 
 
 @dataclass(frozen=True)
-class Export:
+class Export(Imports):
     """Write runs in another program's format; nothing that exists is overwritten."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]

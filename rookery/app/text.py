@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.core.registry import TASKS
+from rookery.core.stats import INTERVAL
 from rookery.training.config import RunConfig
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rookery.training.folder import RunFolder
 
 Row = Mapping[str, Any]
+_FACTS = {"steps": "steps of each seed", "steps_per_second": "steps per second of each seed", "score": "score (IQM)"}
 _ID_COLUMNS = ("member", "seed", "chunk", "iteration", "step", "steps", "episode", "which", "policy")
 
 
@@ -41,9 +43,15 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or _unknown(value):
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else configs.format_value(value)
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_cell(inner)}" for name, inner in value.items())
+    return f"{value:,}" if isinstance(value, int) else _cell(value)
 
 
 def preset_row(name: str, algo: Any) -> Row:
@@ -83,11 +91,12 @@ def needs(algo: Any) -> str:
     return ", ".join(wants)
 
 
-def run_row(run: RunFolder) -> Row:
+def run_rows(run: RunFolder) -> list[Row]:
+    """A run as a row; one that sweeps values as a row for each of them. Steps are those of each seed."""
     status = run.status()
     problem = run.problem()
     config = {} if problem else run.config()
-    return {
+    row = {
         "run": run.name,
         "state": "broken" if problem else status.state,
         "progress": f"{status.progress:.0%}",
@@ -96,16 +105,36 @@ def run_row(run: RunFolder) -> Row:
         "seeds": len(config.get("seeds", [])),
         "steps": config.get("steps", ""),
         "score": status.facts.get("score", ""),
-        "updated": status.updated,
-        "message": problem or status.message,
     }
+    rest = {"updated": status.updated, "message": problem or status.message}
+    values = _swept_values(config)
+    if not values:
+        return [row | rest]
+    scores = status.facts.get("scores", {})
+    top = max(scores.values(), default=None)
+    marks = {value: "best" if value in scores and scores[value] == top else "" for value in values}
+    return [
+        row | {"label": f"{row['label']} {value}", "score": scores.get(value, ""), "best": marks[value]} | rest
+        for value in values
+    ]
+
+
+def _swept_values(config: Mapping[str, Any]) -> list[str]:
+    """Names of a run's swept values, in their order, from its config as JSON."""
+    from rookery.training.scores import value_name
+    from rookery.training.state import member_infos_of_json
+
+    names = [value_name(info.values) for info in member_infos_of_json(config)] if config.get("sweep") else []
+    return list(dict.fromkeys(names))
 
 
 def show_lines(run: RunFolder) -> list[str]:
     """Everything worth knowing of a run, line by line."""
-    config = configs.from_json(RunConfig, run.config())
+    from rookery.training.imports import open_config
+
+    config = open_config(run)
     status = run.status()
-    facts = ", ".join(f"{name} {_cell(value)}" for name, value in status.facts.items())
+    facts = ", ".join(f"{_FACTS.get(name, name)} {_fact(value)}" for name, value in status.facts.items())
     sweeps = "".join(f", {sweep.path} in {configs.format_value(sweep.values)}" for sweep in config.sweep)
     lines = [
         run.name,
@@ -116,6 +145,7 @@ def show_lines(run: RunFolder) -> list[str]:
         *_provenance_lines(run.path / "provenance.json"),
         *_metric_lines(run.metrics()),
         *_evaluation_lines(run),
+        f"            {INTERVAL}",
         "files",
         *(f"  {size:>12,}  {name}" for name, size in _files(run.path)),
     ]
@@ -145,16 +175,27 @@ def _provenance_lines(file: Path) -> list[str]:
 
 
 def _metric_lines(frame: pl.DataFrame) -> list[str]:
-    """The newest metrics, as means over members: scores of training episodes, then signs that learning is alive."""
+    """The newest metrics, as means over seeds: scores of training episodes, then signs that learning is alive."""
     import polars as pl
+
+    from rookery.training.scores import groups
 
     if frame.is_empty():
         return ["metrics     none yet"]
     newest = frame.filter(pl.col("chunk") == pl.col("chunk").max()) if "chunk" in frame.columns else frame.tail(1)
+    found = []
+    for value, part in groups(newest):
+        found += [*([f"            {value}"] if value else []), *_means_lines(part)]
+    return found
+
+
+def _means_lines(newest: pl.DataFrame) -> list[str]:
+    from rookery.training.digest import is_metric
+
     values = {
         name: newest[name].mean()
         for name, kind in newest.schema.items()
-        if kind.is_numeric() and name not in _ID_COLUMNS and newest[name].mean() is not None
+        if kind.is_numeric() and is_metric(name) and name not in _ID_COLUMNS and newest[name].mean() is not None
     }
     scores = {name: value for name, value in values.items() if name.startswith("train/")}
     alive = {name: value for name, value in values.items() if name not in scores}
@@ -169,59 +210,70 @@ def _evaluation_lines(run: RunFolder) -> list[str]:
     """The newest evaluation under way, and the absolute one after training."""
     import polars as pl
 
-    lines = []
+    found = []
     under_way = run.evaluations()
     if not under_way.is_empty():
         if "chunk" in under_way.columns:
             under_way = under_way.filter(pl.col("chunk") == pl.col("chunk").max())
-        lines += ["evaluation  newest", *score_lines(under_way)]
+        found += ["evaluation  newest", *score_lines(under_way)]
     final = run.final()
     if not final.is_empty():
         groups: Iterable[tuple[Any, pl.DataFrame]] = (
             final.group_by("which", maintain_order=True) if "which" in final.columns else [(("",), final)]
         )
         for (which,), part in groups:
-            lines += [f"final       {which}", *score_lines(part)]
-    return lines
+            found += [f"final       {which}", *score_lines(part)]
+    return found
 
 
 def score_lines(frame: pl.DataFrame) -> list[str]:
-    return [
-        f"  {name:<12}{_cell(score['mean'])} [{_cell(score['low'])}, {_cell(score['high'])}], "
-        f"{score['members']} members, {score['episodes']} episodes"
-        for name, score in scores(frame).items()
-    ]
+    """A table of scores: one row for each swept value and kind of score."""
+    return [f"  {line}" for line in table(score_rows(frame))]
+
+
+def score_rows(frame: pl.DataFrame) -> list[Row]:
+    """The IQM over seeds of each kind of score, with its interval; one row for each swept value.
+
+    The swept value with the best score of the task is marked.
+    """
+    from rookery.training.scores import best, by_value
+
+    rows = []
+    for name in _score_names(frame):
+        scores = by_value(frame, name)
+        top = best(scores).iqm if name == _main_score(frame) else math.nan
+        for score in scores:
+            value, low, high = score.estimate.floats()
+            swept = {"sweep": score.value, "best": "best" if value == top else ""} if score.value else {}
+            known = {"IQM": value, "low": _number(low), "high": _number(high)}
+            rows.append({"score": name, **swept, **known, "seeds": score.seeds, "episodes": score.episodes})
+    return rows
+
+
+def _main_score(frame: pl.DataFrame) -> str:
+    """What the task is scored by."""
+    scored = "score" in frame.columns and frame["score"].cast(float).equals(frame["success"].cast(float))
+    return "success" if scored and "success" in _score_names(frame) else "return_mean"
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _score_names(frame: pl.DataFrame) -> list[str]:
+    names = [name for name in ("return_mean", "return_sum", "success", "length") if name in frame.columns]
+    # A task without a success of its own reports 0 throughout: no score, then.
+    return [name for name in names if name != "success" or (frame["success"] > 0).any()]
 
 
 def member_means(frame: pl.DataFrame) -> pl.DataFrame:
-    """Mean of each score of each member."""
+    """Mean of each score of each member, beside its seed and its swept values."""
     import polars as pl
 
-    names = [name for name in ("return_mean", "return_sum", "success", "length") if name in frame.columns]
-    means = frame.group_by("member", "seed", maintain_order=True).agg(pl.col(names).mean())
-    # A task without a success of its own reports 0 throughout: no score, then.
-    return means.drop("success") if "success" in names and not (frame["success"] > 0).any() else means
+    from rookery.training.scores import swept_columns
 
-
-def scores(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Mean over members of each score, with the 95% bootstrap interval over members."""
-    means = member_means(frame)
-    return {
-        name: dict(zip(("mean", "low", "high"), interval(means[name].to_list()), strict=True))
-        | {"members": means.height, "episodes": frame.height}
-        for name in means.columns
-        if name not in ("member", "seed")
-    }
-
-
-def interval(values: Sequence[float], resamples: int = 10_000) -> tuple[float, float, float]:
-    """Mean and 95% percentile bootstrap interval of it; the resamples are always the same."""
-    import numpy as np
-
-    array = np.asarray(values, float)
-    picks = np.random.default_rng(0).integers(len(array), size=(resamples, len(array)))
-    low, high = np.quantile(array[picks].mean(axis=1), [0.025, 0.975])
-    return float(array.mean()), float(low), float(high)
+    identity = ["member", "seed", *swept_columns(frame)]
+    return frame.group_by(identity, maintain_order=True).agg(pl.col(_score_names(frame)).mean())
 
 
 def _files(path: Path) -> list[tuple[str, int]]:

@@ -102,6 +102,25 @@ def leaves(config: Any) -> dict[str, Any]:
     return found
 
 
+def nested(config: Any) -> dict[str, Any]:
+    """Dotted path -> config of every entry that is itself a config."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found[field.name] = value
+            found |= {f"{field.name}.{path}": inner for path, inner in nested(value).items()}
+    return found
+
+
+def normalised(config: T) -> T:
+    """The config with every value of its declared type: 2e4 for an integer is 20000, 1 for a number 1.0.
+
+    Equal runs have equal hashes only in this form. Raises `ConfigError` where a value does not fit.
+    """
+    return from_json(type(config), to_json(config))
+
+
 def diff(a: Any, b: Any) -> dict[str, tuple[Any, Any]]:
     """Dotted path -> (value in a, value in b) where they differ; None where a config has no such entry."""
     left, right = leaves(a), leaves(b)
@@ -223,7 +242,10 @@ def _open_family(data: Any, table: Mapping[str, type[Any]], path: str) -> Any:
         raise ConfigError(f"{path}.family: missing; accepted: {known}.")
     name = data["family"]
     if not isinstance(name, str) or name not in table:
-        raise ConfigError(f"{path}.family: unknown family {_show(name)}.{suggest(str(name), table)}")
+        raise ConfigError(
+            f"{path}.family: unknown family {_show(name)}.{suggest(str(name), table)} "
+            "If a file of your own defines it, pass --import FILE.py (in Python, import it first)."
+        )
     return from_json(table[name], data, path)
 
 

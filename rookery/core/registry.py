@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -54,5 +55,7 @@ def known_task(name: str) -> Any | None:
 def lookup(table: dict[str, Any], name: str, what: str) -> Any:
     """`table[name]`, or a ConfigError that suggests a name."""
     if name not in table:
-        raise ConfigError(f"unknown {what} '{name}'.{suggest(name, table)}")
+        is_slip = difflib.get_close_matches(name, table, n=1, cutoff=0.8)
+        own = "" if is_slip else " One that a file of your own defines needs --import FILE.py."
+        raise ConfigError(f"unknown {what} '{name}'.{suggest(name, table)}{own}")
     return table[name]

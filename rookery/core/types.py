@@ -268,6 +268,18 @@ class Collect:
 
 
 @runtime_checkable
+class Anneals(Protocol):
+    """A schedule: a number that moves from `start` to `end`."""
+
+    start: float
+    end: float
+
+    def duration(self, budget: float) -> float:
+        """Environment steps until it arrives, in a run of so many."""
+        ...
+
+
+@runtime_checkable
 class Task(Protocol[S]):
     """A compiled task: a frozen config whose methods are pure. `step` never resets."""
 

@@ -71,5 +71,9 @@ class Schedule:
 
     def at(self, steps: Array, budget: Array) -> Float[Array, ""]:
         """Value after so many environment steps."""
-        way = float(self.steps) if self.steps else self.share * budget
+        way = self.duration(budget)
         return self.start + (self.end - self.start) * jnp.clip(steps.astype(jnp.float32) / way, 0.0, 1.0)
+
+    def duration(self, budget: Any) -> Any:
+        """Environment steps until `end` is reached."""
+        return float(self.steps) if self.steps else self.share * budget

@@ -10,13 +10,12 @@ from typing import Any
 
 import polars as pl
 
-from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.studies.read import open_runs
 from rookery.studies.tables import Table, write_workbook
 from rookery.training import logs
-from rookery.training.config import RunConfig
 from rookery.training.folder import Kind, RunFolder, writing
+from rookery.training.imports import open_config
 
 _KINDS: tuple[Kind, ...] = ("evaluations", "final", "metrics", "timing")
 _SHEET = 1_048_575  # rows below the heading
@@ -89,7 +88,7 @@ def _marl_eval_run(
 def _tensorboard(folders: Sequence[RunFolder], to: Path) -> None:
     """One log for each member: TO/<run>/seed_<seed>."""
     for folder in folders:
-        with closing(logs.TensorBoard(configs.from_json(RunConfig, folder.config()), to / folder.name)) as log:
+        with closing(logs.TensorBoard(open_config(folder), to / folder.name)) as log:
             logs.replay(log, folder)
 
 

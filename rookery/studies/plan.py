@@ -1,6 +1,7 @@
 """A study file (TOML) and the grid of runs that it means.
 
 name = "credit"                       # default: the file's name
+import = ["meet.py"]                  # files of your own, relative to this one, that register tasks or algorithms
 tasks = ["smax/3m", { name = "maze/static", height = 8, steps = 200_000 }]
 algorithms = ["vdn", { preset = "qmix", mixer.embed = 64 }]
 seeds = 5                             # a count, a list, or a list of groups that are trained together
@@ -31,6 +32,7 @@ from typing import Any, Literal, TypeGuard
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, suggest
+from rookery.core.imports import import_files
 from rookery.core.registry import PRESETS, find_task, known_task, lookup
 from rookery.training import reads
 from rookery.training.check import check
@@ -112,13 +114,15 @@ class Study:
         return list(dict.fromkeys(run.task for run in self.runs))
 
 
-_KEYS = ("name", "tasks", "algorithms", "seeds", "steps", "evaluation", "checkpoints", "workers", "compare", "scale")
+_KEYS = ("name", "import", "tasks", "algorithms", "seeds", "steps", "evaluation", "checkpoints", "workers", "compare")
+_KEYS += ("scale",)
 
 
 def load(file: Path) -> Study:
     """Read a study file; every mistake in it is a `ConfigError`."""
     data = read_toml(file)
     _refuse_unknown(data, _KEYS, str(file))
+    _import(data.get("import", []), file)
     groups = seed_groups(data.get("seeds", 5))
     base = {
         "steps": _integer(data.get("steps", RunConfig.steps), "steps"),
@@ -325,6 +329,13 @@ def _check_compare(compare: Compare, runs: Sequence[Planned]) -> None:
         raise ConfigError(f"compare.resamples must be at least 1, got {compare.resamples}.")
     if any(at < 1 for at in compare.at):
         raise ConfigError(f"compare.at: expected step counts from 1, got {list(compare.at)}.")
+
+
+def _import(given: Any, file: Path) -> None:
+    """Import the files that a study names, relative to the study's own."""
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f'import: expected a list of files such as ["meet.py"], got {given!r}.')
+    import_files(file.parent / name for name in given)
 
 
 def _listed(data: Mapping[str, Any], key: str) -> list[Any]:

@@ -23,10 +23,9 @@ from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RunError
 from rookery.core.registry import ALGORITHMS, TASK_FAMILIES
 from rookery.studies.plan import task_label
-from rookery.training import digest
-from rookery.training.config import RunConfig, Sweep
+from rookery.training import digest, imports
 from rookery.training.folder import RunFolder
-from rookery.training.state import member_infos
+from rookery.training.state import member_infos_of_json
 
 _SHARD = 256  # runs
 _SCHEMAS = {table: {"run": pl.String, **schema} for table, schema in digest.SCHEMAS.items()}
@@ -50,7 +49,7 @@ class Runs:
         rows = pl.concat([pl.LazyFrame(schema=_SCHEMAS[table]), *(shard[table] for shard in self.shards)])
         if table == "runs":
             return rows
-        return rows.join(self.members.lazy(), on=["run", "member"], maintain_order="left")
+        return rows.join(self.members.lazy(), on=["run", "member"], how="inner", maintain_order="left")
 
     @cached_property
     def finals(self) -> pl.DataFrame:
@@ -72,8 +71,9 @@ class Runs:
         rows = {(row["run"], row["member"]): row for row in self.members.iter_rows(named=True)}
         for shard in self.shards:
             frame = shard["curves"].collect()
-            for (run, member), curve in frame.group_by(["run", "member"], maintain_order=True):
-                yield rows[run, member], curve
+            for key, curve in frame.group_by(["run", "member"], maintain_order=True):
+                if key in rows:  # a comparison may leave members out
+                    yield rows[key], curve
 
 
 def open_runs(folders: Sequence[RunFolder]) -> Runs:
@@ -94,8 +94,10 @@ class _Labels:
     def rows(self, folder: RunFolder) -> list[dict[str, Any]]:
         """The rows of a run's members."""
         config = folder.config()
+        with suppress(ConfigError):  # a file that cannot be imported any more costs the label only
+            imports.load(folder)
         try:
-            infos = member_infos(_without_classes(config))
+            infos = member_infos_of_json(config)
             task = self._task(config["task_name"], config["task"])
             common = {"run": folder.name, "preset": config["preset"], "task": task, "task_name": config["task_name"]}
             return [
@@ -128,14 +130,6 @@ class _Labels:
             except (ConfigError, KeyError):
                 return name
         return self._known[key]
-
-
-def _without_classes(config: Mapping[str, Any]) -> Any:
-    """A run's config without algorithm and task, whose code may be gone."""
-    sweep = tuple(Sweep(entry["path"], tuple(entry["values"])) for entry in config.get("sweep", []))
-    seeds = tuple(config["seeds"])
-    unknown: Any = None
-    return RunConfig(config["preset"], config["task_name"], unknown, unknown, config["steps"], seeds, sweep)
 
 
 # --- digests

@@ -17,7 +17,7 @@ from rookery.studies import stats
 from rookery.studies.plan import Compare, Scale
 from rookery.studies.read import Runs
 
-FEW = 5
+FEW = 10
 """Fewer seeds than this are too few for a claim."""
 _POINTS = 101  # of a curve's grid, at most
 
@@ -39,6 +39,8 @@ class Cell:
     """The absolute metric of the members that are complete."""
     reached: Float[np.ndarray, "member"]
     """Steps to the threshold: inf where it was never reached, nan where the task has no scale."""
+    budgets: tuple[int, ...] = ()
+    """Steps that the members were given, each number once."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def _on_grids(curve: pl.DataFrame, budget: int) -> dict[str, Any]:
     digest = hashlib.sha256(steps.tobytes() + scores.tobytes()).hexdigest()
     return {
         "points": points,
-        "budget": budget,
+        "grid_end": budget,
         "curve": (steps, scores),
         "clock": (seconds, scores),
         "hash": digest,
@@ -224,7 +226,7 @@ def _reached(curve: pl.DataFrame, scale: Scale, compare: Compare) -> float:
 
 def _cell(label: str, task: str, rows: Sequence[Mapping[str, Any]]) -> Cell:
     points = max(row["points"] for row in rows)
-    steps = np.linspace(0, rows[0]["budget"], points)
+    steps = np.linspace(0, rows[0]["grid_end"], points)
     # Where the slowest member ends, the others would be compared with nothing.
     seconds = np.linspace(0, min(row["clock"][0][-1] for row in rows), points)
     finals = np.asarray([row["final"] for row in rows])
@@ -238,6 +240,7 @@ def _cell(label: str, task: str, rows: Sequence[Mapping[str, Any]]) -> Cell:
         np.stack([np.interp(seconds, *row["clock"]) for row in rows]),
         finals[np.isfinite(finals)],
         np.asarray([row["reached"] for row in rows]),
+        tuple(sorted({row["budget"] for row in rows})),
     )
 
 

@@ -18,6 +18,7 @@ from rookery.core import config as configs
 from rookery.core.errors import RookeryError, RunError
 from rookery.studies.executors import LOG, PATIENCE, Ended, Executor, Job
 from rookery.studies.plan import Planned, Study
+from rookery.training import imports
 from rookery.training.folder import RunFolder
 
 _TIMED = 20  # newest chunks that a speed is taken from
@@ -152,7 +153,8 @@ def _start(floor: _Floor, out: Path, executor: Executor, watcher: Watcher) -> No
         entry = floor.waiting.popleft()
         config = entry.planned.config
         try:
-            RunFolder.open_or_create(out, configs.to_json(config), config.preset, config.task_name)
+            folder = RunFolder.open_or_create(out, configs.to_json(config), config.preset, config.task_name)
+            imports.record(folder, config)  # where the process that trains it finds them
             floor.children.append(_Child(entry, executor.submit(entry.folder.path)))
         except (RookeryError, OSError) as error:
             floor.done.append(replace(entry, state="failed", message=str(error)))

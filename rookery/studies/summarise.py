@@ -6,12 +6,13 @@ import numpy as np
 import polars as pl
 
 from rookery.core.config import format_value
+from rookery.core.stats import INTERVAL
 from rookery.studies import stats
 from rookery.studies.results import FEW, Cell, Results
 from rookery.studies.tables import Table, show
 
 _INTERVAL = ("IQM", "low", "high")
-_METHOD = "IQM and 95% interval of the stratified bootstrap over seeds"
+_METHOD = f"IQM over seeds; low and high: {INTERVAL}, - for a single seed"
 
 
 def all_tables(results: Results) -> list[Table]:
@@ -167,6 +168,7 @@ def warnings(results: Results) -> list[str]:
         for task, label, metric, *_, remark in liveness_table(results).rows
         if remark
     ]
+    found += [text for task in results.tasks for text in _unfair(results, task)]
     incomplete = [cell for cell in _cells(results) if len(cell.finals) < len(cell.seeds)]
     if incomplete:
         names = ", ".join(f"{cell.label} on {cell.task}" for cell in incomplete)
@@ -174,6 +176,19 @@ def warnings(results: Results) -> list[str]:
     if 0 < results.fewest < FEW:
         found.append(few_seeds(results.fewest))
     return [*found, *results.notes]
+
+
+def _unfair(results: Results, task: str) -> list[str]:
+    """What algorithms on one task do not have in common although they are compared: budgets, seeds."""
+    cells = [cell for cell in _cells(results) if cell.task == task]
+    found = []
+    if len({cell.budgets for cell in cells}) > 1:
+        each = ", ".join(f"{cell.label} {' and '.join(f'{n:,}' for n in cell.budgets)}" for cell in cells)
+        found.append(f"Different budgets on {task} (steps of each seed): {each}. Compare them at equal steps only.")
+    if len({frozenset(cell.seeds) for cell in cells}) > 1:
+        each = ", ".join(f"{cell.label} {format_value(sorted(cell.seeds))}" for cell in cells)
+        found.append(f"Different seeds on {task}: {each}. Start states and intervals are not the same.")
+    return found
 
 
 def few_seeds(count: int) -> str:

@@ -67,6 +67,8 @@ class Manifest:
     """The engine and the devices that the state was computed on; None where they do not matter."""
     blocks: dict[str, list[str]] = field(default_factory=dict)
     """Arrays that are kept in blocks, and the names of those."""
+    parts: dict[str, str] | None = None
+    """SHA-256 of every part of metrics, evaluations and timing before it, by name; empty for a part that was lost."""
 
     @property
     def name(self) -> str:
@@ -120,6 +122,7 @@ def save(
     keep: int,
     layout: dict[str, Any] | None = None,
     stores: Any = (),
+    parts: dict[str, str] | None = None,
 ) -> Path:
     """Write a checkpoint; once it is durable, remove all but the newest `keep` and the best. Returns its folder.
 
@@ -138,7 +141,8 @@ def save(
         written = blocks.write(folder, {name: arrays[name] for name in stored})
         size, digest = _write_arrays(side / STATE, {name: x for name, x in arrays.items() if name not in written})
         leaves = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
-        manifest = Manifest(chunk, tuple(int(n) for n in steps), float(score), size, digest, leaves, layout, written)
+        counts = tuple(int(n) for n in steps)
+        manifest = Manifest(chunk, counts, float(score), size, digest, leaves, layout, written, parts)
         write_synced(side / MANIFEST, _render(manifest))
         sync_folder(side)
         side.replace(final)
@@ -177,6 +181,24 @@ def load_best(folder: Path, like: Any) -> Loaded | None:
         for name, reason in damaged.items()
     ]
     return Loaded(restore(like, _read_arrays(folder, manifest)), manifest, warnings)
+
+
+def load_before(folder: Path, like: Any, chunk: int) -> Loaded | None:
+    """The newest intact checkpoint of an earlier chunk; None if there is none. Changes nothing on disk."""
+    for manifest in reversed(manifests(folder)):
+        if manifest.chunk < chunk:
+            with contextlib.suppress(_DamageError):
+                _verify(folder / manifest.name)
+                return Loaded(restore(like, _read_arrays(folder, manifest)), manifest, [])
+    return None
+
+
+def remove_after(folder: Path, chunk: int) -> None:
+    """Remove the checkpoints of later chunks, which will come again. Newest first: a kill leaves no gap."""
+    for manifest in reversed(manifests(folder)):
+        if manifest.chunk > chunk:
+            (folder / manifest.name).replace(folder / (SIDE + manifest.name))
+    clear_side(folder)
 
 
 def manifests(folder: Path) -> list[Manifest]:

@@ -23,7 +23,7 @@ class Evaluation:
     points: Count = 20
     """Evaluations over the run, evenly spaced, besides the one before training."""
     rows: Count = 5
-    """Metric rows, and chances to write a checkpoint, from one evaluation to the next."""
+    """Least metric rows, and chances to write a checkpoint, from one evaluation to the next."""
     episodes: Count = 32
     """Episodes of each of them."""
     final: Count = 320

@@ -3,6 +3,7 @@
     OUT/<preset>__<task>__<id>/
         config.json       the resolved config; never changes
         provenance.json   one entry per start
+        imports.json      files of the user's own that the run needs, if any
         status.json       running, complete or failed
         metrics/          part-<chunk>.parquet, one per chunk
         evaluations/      part-<chunk>.parquet, one row per episode
@@ -13,7 +14,8 @@
         policies/         and the last and the best policy of each member, in the same format
         lock              held while a process trains
 
-Write the parts of a chunk before its checkpoint: then all parts up to a checkpoint are there whenever it is.
+Write the parts of a chunk before its checkpoint: then all parts up to a checkpoint are there whenever it is. The
+checkpoint's manifest lists them with their checksums (`Parts`), so that a resume notices what was lost later.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ from rookery.training.disk import SIDE, clear_side, make_folder, sync_folder, wr
 
 Kind = Literal["metrics", "evaluations", "timing", "final"]
 KINDS: tuple[Kind, ...] = ("metrics", "evaluations", "timing", "final")
+Parts = dict[str, str]
+"""SHA-256 of each part by its name, for example "metrics/part-00000003.parquet"; empty for a part that was lost."""
 _NAME = re.compile(r".+__.+__[0-9a-f]{8,}")
 _PART = re.compile(r"part-\d{8,}\.parquet")
 
@@ -173,8 +177,8 @@ class RunFolder:
         with writing(self.path / "status.json"):
             write_json(self.path / "status.json", asdict(Status(state, message, progress, _now(), facts)))
 
-    def write_part(self, kind: Kind, index: int, frame: pl.DataFrame) -> Path:
-        """Add an immutable part; it is on the disk, whole, when this returns."""
+    def write_part(self, kind: Kind, index: int, frame: pl.DataFrame) -> Parts:
+        """Add an immutable part; it is on the disk, whole, when this returns. Returns its checksum by its name."""
         file = self.path / kind / f"part-{index:08d}.parquet"
         if file.exists():
             raise RunError(f"{file} exists already; parts are never overwritten.")
@@ -183,7 +187,28 @@ class RunFolder:
         with writing(file):
             make_folder(file.parent)
             write_atomic(file, buffer.getvalue())
-        return file
+        return {f"{kind}/{file.name}": hashlib.sha256(buffer.getvalue()).hexdigest()}
+
+    def damaged(self, parts: Parts) -> dict[str, str]:
+        """What is wrong with each of these parts that is not as it was written; parts known to be lost are left out."""
+        found = {}
+        for name, checksum in parts.items():
+            try:
+                if checksum and hashlib.sha256((self.path / name).read_bytes()).hexdigest() != checksum:
+                    found[name] = "damaged"
+            except FileNotFoundError:
+                found[name] = "missing"
+            except OSError as error:
+                found[name] = f"unreadable ({error.strerror or error})"
+        return found
+
+    def set_part_aside(self, name: str) -> None:
+        """Rename a damaged part, so that nothing reads it; one that is missing is no error."""
+        file = self.path / name
+        with writing(file):
+            if file.exists():
+                file.replace(file.with_name(file.name + ".corrupt"))
+                sync_folder(file.parent)
 
     def drop_after(self, chunk: int) -> None:
         """Before resuming from the checkpoint of `chunk` (-1: from nothing), remove the parts that will come again."""
@@ -317,6 +342,11 @@ def _canonical(value: Any) -> str:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", name)
+
+
+def chunk_of(part: str) -> int:
+    """The chunk that a part is of, by the part's name."""
+    return _index(Path(part))
 
 
 def _index(part: Path) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from rookery.training.scores import Score
 
 
 @runtime_checkable
@@ -19,11 +22,14 @@ class Progress(Protocol):
         ...
 
     def update(self, steps: int, total_steps: int, steps_per_second: float, metrics: Mapping[str, float]) -> None:
-        """Environment steps so far, planned and per second, all members together, and the newest metrics."""
+        """Environment steps so far, planned and per second, of each seed, and the newest metrics.
+
+        Metrics are means over seeds; there are none if values are swept.
+        """
         ...
 
-    def evaluation(self, step: int, score: float, unit: str, interval: tuple[float, float]) -> None:
-        """A greedy evaluation: mean score over members with its 95% interval."""
+    def evaluation(self, step: int, unit: str, scores: Sequence[Score]) -> None:
+        """A greedy evaluation: one score for each swept value, with its interval (`rookery.core.stats.INTERVAL`)."""
         ...
 
     def message(self, text: str) -> None:
@@ -44,7 +50,7 @@ class Silent:
 
     def update(self, steps: int, total_steps: int, steps_per_second: float, metrics: Mapping[str, float]) -> None: ...
 
-    def evaluation(self, step: int, score: float, unit: str, interval: tuple[float, float]) -> None: ...
+    def evaluation(self, step: int, unit: str, scores: Sequence[Score]) -> None: ...
 
     def message(self, text: str) -> None: ...
 

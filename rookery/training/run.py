@@ -14,15 +14,16 @@ import numpy as np
 import polars as pl
 from jaxtyping import Array
 
-from rookery.core.config import from_json, with_values
+from rookery.core.config import with_values
 from rookery.core.errors import ConfigError, RunError
 from rookery.core.host import empty_rows
 from rookery.core.types import Action, Clock, Spec, Step
-from rookery.training import checkpoint
+from rookery.training import checkpoint, curves
 from rookery.training.compiled.compiler import jit
 from rookery.training.config import RunConfig
 from rookery.training.engine import Engine, open_engine
 from rookery.training.folder import RunFolder
+from rookery.training.imports import open_config
 from rookery.training.state import Policies, member_infos
 
 
@@ -35,7 +36,7 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         """The resolved config."""
-        return from_json(RunConfig, self.folder.config())
+        return open_config(self.folder)
 
     @cached_property
     def engine(self) -> Engine:
@@ -55,8 +56,15 @@ class Run:
         return self.folder.final()
 
     def timing(self) -> pl.DataFrame:
-        """Seconds and steps of each chunk."""
+        """Seconds and steps (of all members together) of each chunk."""
         return self.folder.timing()
+
+    def curve(self, metric: str = "score", *, per_seed: bool = False) -> pl.DataFrame:
+        """Any metric of evaluations or of training against the steps of a seed, for each swept value.
+
+        IQM over seeds with its 95% bootstrap interval on a common grid of steps; or every seed by itself.
+        """
+        return curves.per_seed(self.folder, metric) if per_seed else curves.over_seeds(self.folder, metric)
 
     @cached_property
     def policies(self) -> Policies:

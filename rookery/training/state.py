@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,9 +90,18 @@ class MemberInfo:
 
 def member_infos(config: RunConfig) -> list[MemberInfo]:
     """Members in order: the product of swept values, times the seeds."""
-    paths = [s.path for s in config.sweep]
-    grid = itertools.product(*(s.values for s in config.sweep))
-    return [MemberInfo(seed, dict(zip(paths, values, strict=True))) for values in grid for seed in config.seeds]
+    return _members({sweep.path: sweep.values for sweep in config.sweep}, config.seeds)
+
+
+def member_infos_of_json(config: Mapping[str, Any]) -> list[MemberInfo]:
+    """The members of a config as JSON, whose algorithm or task may be of code that is not here."""
+    swept = {str(sweep["path"]): [float(value) for value in sweep["values"]] for sweep in config.get("sweep", [])}
+    return _members(swept, config["seeds"])
+
+
+def _members(swept: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[MemberInfo]:
+    grid = itertools.product(*swept.values())
+    return [MemberInfo(seed, dict(zip(swept, values, strict=True))) for values in grid for seed in seeds]
 
 
 def swept_values(config: RunConfig) -> dict[str, Array]:
@@ -100,14 +110,27 @@ def swept_values(config: RunConfig) -> dict[str, Array]:
     return {s.path: jnp.asarray([i.values[s.path] for i in infos], jnp.float32) for s in config.sweep}
 
 
-def iterations_per_chunk(config: RunConfig) -> int:
-    """So many that `points` times `rows` chunks spend the budget, if no episode ends early."""
+def steps_per_iteration(config: RunConfig) -> int:
+    """Environment steps of one seed in one iteration, if no episode ends early."""
     spec, collect = config.task.spec, config.algo.collect
     length = collect.transitions(spec)
     resets = 0 if collect.restart or not spec.limit else length // (spec.limit + 1)
-    nominal = max(1, collect.envs * (length - resets))
-    chunks = config.evaluation.points * config.evaluation.rows
-    return max(1, math.ceil(config.steps / chunks / nominal))
+    return max(1, collect.envs * (length - resets))
+
+
+def iterations_per_chunk(config: RunConfig) -> int:
+    """So many that evaluations are evenly spaced, with at least `rows` chunks from one to the next where possible.
+
+    If the run divides into `points` times `rows` equal chunks without growing by more than 1%, it does. Otherwise
+    chunks are short: an evaluation is made after the chunk that ends nearest to its point.
+    """
+    evaluation = config.evaluation
+    iterations = math.ceil(config.steps / steps_per_iteration(config))
+    chunks = evaluation.points * evaluation.rows
+    even = math.ceil(iterations / chunks)
+    if math.ceil(iterations / even) == chunks and even * chunks <= 1.01 * iterations:
+        return even
+    return max(1, iterations // (evaluation.points * max(evaluation.rows, 4)))
 
 
 def score(spec: Spec, episodes: Episodes) -> Array:

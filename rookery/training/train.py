@@ -14,19 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 
-from rookery.core.config import from_json, label, to_json
+from rookery.core.config import label, normalised, to_json
 from rookery.core.errors import ConfigError, RookeryError, RunError, TrainingError
 from rookery.core.keys import stream
-from rookery.training import checkpoint, digest, frames, logs, provenance
+from rookery.core.stats import INTERVAL, show
+from rookery.training import checkpoint, digest, frames, imports, logs, pace, provenance
 from rookery.training.check import check
 from rookery.training.compiled.compiler import use_compilation_cache
 from rookery.training.config import RunConfig
 from rookery.training.engine import Engine, Layout, claim, open_engine
-from rookery.training.folder import Kind, RunFolder
+from rookery.training.folder import Kind, Parts, RunFolder
+from rookery.training.imports import open_config
 from rookery.training.interrupt import Interrupted, Interruptions
 from rookery.training.progress import Progress, Silent
 from rookery.training.reads import refuse_unread
+from rookery.training.recover import lost, recover
 from rookery.training.run import Run
+from rookery.training.scores import Score, best, by_value, lines
 from rookery.training.state import ChunkReport, Policies, RunState, member_infos
 
 Write = Callable[[Kind, int, pl.DataFrame], None]
@@ -41,6 +45,7 @@ def train(
     `log` names other programs that can watch ("tensorboard", "wandb"): their logs are written into the folder too.
     """
     progress = progress or Silent()
+    config = normalised(config)
     folder = RunFolder.locate(Path(out), to_json(config), config.preset, config.task_name)
     begun = _begun_on(folder)
     claim(config, begun)
@@ -49,6 +54,8 @@ def train(
     if not folder.path.exists():
         refuse_unread(config)
     folder = RunFolder.open_or_create(Path(out), to_json(config), config.preset, config.task_name)
+    for change in imports.record(folder, config):
+        progress.message(change)
     if folder.status().state == "complete":
         progress.message(f"{folder.path} is complete; nothing to do.")
         return Run(folder)
@@ -74,7 +81,7 @@ def _begun_on(folder: RunFolder) -> Layout | None:
 def resume(path: Path | str, progress: Progress | None = None, log: Sequence[str] = ()) -> Run:
     """Go on with the run in this folder."""
     path = Path(path)
-    return train(from_json(RunConfig, RunFolder(path).config()), path.parent, progress, log)
+    return train(open_config(RunFolder(path)), path.parent, progress, log)
 
 
 def evaluate_run(path: Path | str, episodes: int, which: str = "best") -> pl.DataFrame:
@@ -91,99 +98,120 @@ def _train(engine: Engine, folder: RunFolder, progress: Progress, log: Sequence[
     needed = checkpoint.nbytes(engine.shapes) * (engine.config.checkpoints.keep + 2)
     checkpoint.check_writable(folder.checkpoints, needed)
     provenance.record(folder.path, engine.record())
-    found = checkpoint.load(folder.checkpoints, engine.shapes)
-    told = [*engine.notes, *(found.warnings if found else ())]
+    start = recover(folder, engine.shapes)
+    told = [*engine.notes, *pace.notes(engine.config), *start.notes]
     for note in told:
         progress.message(note)
-    done = found.manifest.chunk if found else -1
-    folder.drop_after(done)
-    _set_status(engine, folder, "running")
+    _set_status(engine, folder, "running", lost=lost(start.parts))
     progress.compiling("program")
-    start = time.perf_counter()
-    engine.prepare(fresh=found is None)
-    state = engine.restore(found.state) if found else engine.init()
-    progress.compiled("program", time.perf_counter() - start)
+    begun = time.perf_counter()
+    engine.prepare(fresh=start.found is None)
+    state = engine.restore(start.found.state) if start.found else engine.init()
+    progress.compiled("program", time.perf_counter() - begun)
     provenance.amend(folder.path, engine.record())
     for note in engine.notes:
         if note not in told:
             progress.message(note)
-    if found:
-        progress.message(f"resumed after {min(found.manifest.steps):,} steps from {found.manifest.name}.")
-        del found
+    if start.found:
+        manifest = start.found.manifest
+        progress.message(f"resumed after {min(manifest.steps):,} steps of each seed from {manifest.name}.")
+    progress.message(f"brackets: {INTERVAL}.")
+    done, parts = start.chunk, start.parts
+    del start
     with logs.logging(log, engine.config, folder) as write_log:
 
         def write(kind: Kind, chunk: int, frame: pl.DataFrame) -> None:
-            folder.write_part(kind, chunk, frame)
+            parts.update(folder.write_part(kind, chunk, frame))
             write_log(kind, frame)
 
-        state = _loop(engine, folder, write, state, done, progress)
-    _finish(engine, folder, state, progress)
+        state = _loop(engine, folder, write, parts, state, done, progress)
+    _finish(engine, folder, state, parts, progress)
 
 
 def _set_status(
     engine: Engine, folder: RunFolder, state: Any, message: str = "", share: float = 0.0, **facts: Any
 ) -> None:
-    folder.set_status(state, message, share, label=label(engine.config.preset, engine.config.algo), **facts)
+    known = {name: value for name, value in facts.items() if value != []}
+    folder.set_status(state, message, share, label=label(engine.config.preset, engine.config.algo), **known)
 
 
-def _loop(engine: Engine, folder: RunFolder, write: Write, state: RunState, done: int, progress: Progress) -> RunState:
+def _loop(
+    engine: Engine, folder: RunFolder, write: Write, parts: Parts, state: RunState, done: int, progress: Progress
+) -> RunState:
     """Chunks until every member has spent the budget; evaluations and checkpoints in between."""
     config, members = engine.config, member_infos(engine.config)
-    total = config.steps * len(members)
     saved = time.monotonic()
     if done < 0:
         state, _ = _evaluate(engine, write, state, 0, progress)
-    taken = int(np.asarray(state.members.steps, np.int64).sum())
-    score = float("nan")
+    taken = np.asarray(state.members.steps, np.int64)
+    scores: list[Score] = []
     chunk = max(done, 0)
     with Interruptions(progress.message) as stop:
-        while np.asarray(state.members.steps).min() < config.steps:
+        while taken.min() < config.steps:
             chunk += 1
             start = time.perf_counter()
             state, report = engine.chunk(state)
             means = _means(report)
             seconds = time.perf_counter() - start
             _stop_if_broken(report, folder)
-            before, taken = taken, int(np.asarray(report.steps, np.int64).sum())
+            before, taken = taken, np.asarray(report.steps, np.int64)
             write("metrics", chunk, frames.metrics(config, chunk, report, means))
-            write("timing", chunk, frames.timing(chunk, seconds, taken - before))
-            finished = np.asarray(report.steps).min() >= config.steps
-            if chunk % config.evaluation.rows == 0 or finished:
-                state, score = _evaluate(engine, write, state, chunk, progress)
-            rate = (taken - before) / seconds
-            measured = {name: float(np.nanmean(x)) for name, x in means.items() if not np.isnan(x).all()}
-            progress.update(taken, total, rate, measured)
-            steps = np.asarray(report.steps).tolist()
+            write("timing", chunk, frames.timing(chunk, seconds, int((taken - before).sum())))
+            finished = taken.min() >= config.steps
+            if finished or _evaluations(parts) < pace.evaluations_due(config, chunk, int(taken.min())):
+                state, scores = _evaluate(engine, write, state, chunk, progress)
+            rate = float((taken - before).sum()) / len(members) / seconds
+            progress.update(int(taken.min()), config.steps, rate, {} if config.sweep else _over_seeds(means))
             if time.monotonic() - saved > config.checkpoints.seconds or finished or stop.asked:
                 checkpoint.save(
                     folder.checkpoints,
                     state,
                     chunk=chunk,
-                    steps=steps,
-                    score=score,
+                    steps=taken.tolist(),
+                    score=best(scores).iqm if scores else float("nan"),
                     keep=config.checkpoints.keep,
                     layout=asdict(engine.layout),
                     stores=config.algo.stores(state.members.algo),
+                    parts=parts,
                 )
-                facts = {"steps": taken, "steps_per_second": round(rate), "score": score}
-                _set_status(engine, folder, "running", "", min(taken / total, 1.0), **facts)
+                facts = {"steps": int(taken.min()), "steps_per_second": round(rate), **_score_facts(scores)}
+                share = min(float(taken.min()) / config.steps, 1.0)
+                _set_status(engine, folder, "running", "", share, lost=lost(parts), **facts)
                 saved = time.monotonic()
             if stop.asked and not finished:
-                raise Interrupted(f"everything up to step {min(steps):,} is kept")
+                raise Interrupted(f"everything up to step {taken.min():,} of each seed is kept")
     return state
 
 
-def _evaluate(engine: Engine, write: Write, state: RunState, chunk: int, progress: Progress) -> tuple[RunState, float]:
-    """Greedy episodes, written; returns the mean score over members."""
+def _evaluations(parts: Parts) -> int:
+    """Evaluations so far, besides the one before training."""
+    return sum(name.startswith("evaluations/") for name in parts) - 1
+
+
+def _over_seeds(means: dict[str, np.ndarray]) -> dict[str, float]:
+    """Means over the members that measured something."""
+    return {name: float(np.nanmean(x)) for name, x in means.items() if not np.isnan(x).all()}
+
+
+def _score_facts(scores: list[Score]) -> dict[str, Any]:
+    """For the status: the score (of the best swept value), and the score of each swept value."""
+    if not scores:
+        return {}
+    each = {"scores": {score.value: score.iqm for score in scores}} if len(scores) > 1 else {}
+    return {"score": best(scores).iqm, **each}
+
+
+def _evaluate(
+    engine: Engine, write: Write, state: RunState, chunk: int, progress: Progress
+) -> tuple[RunState, list[Score]]:
+    """Greedy episodes, written; returns the score of each swept value."""
     steps = np.asarray(state.members.steps).tolist()  # before the state is donated
     state, episodes = engine.evaluate(state)
     frame = frames.episodes(engine.config, episodes, steps).with_columns(pl.lit(chunk).alias("chunk"))
     write("evaluations", chunk, frame)
-    scores = frame.group_by("member").agg(pl.col("score").mean()).sort("member")["score"].to_numpy()
-    half = 1.96 * float(scores.std(ddof=1)) / len(scores) ** 0.5 if len(scores) > 1 else float("nan")
-    mean = float(scores.mean())
-    progress.evaluation(min(steps), mean, score_unit(engine.config), (mean - half, mean + half))
-    return state, mean
+    scores = by_value(frame)
+    progress.evaluation(min(steps), score_unit(engine.config), scores)
+    return state, scores
 
 
 def score_unit(config: RunConfig) -> str:
@@ -191,7 +219,7 @@ def score_unit(config: RunConfig) -> str:
     return "success" if config.task.spec.score == "success" else "return (mean over agents)"
 
 
-def _finish(engine: Engine, folder: RunFolder, state: RunState, progress: Progress) -> None:
+def _finish(engine: Engine, folder: RunFolder, state: RunState, parts: Parts, progress: Progress) -> None:
     """The absolute evaluation; then policies replace the states, which a complete run never needs again."""
     config, policies = engine.config, engine.policies(state)
     final = _absolute(engine, policies, config.evaluation.final, "final")
@@ -200,11 +228,22 @@ def _finish(engine: Engine, folder: RunFolder, state: RunState, progress: Progre
     if not folder.policies.exists():
         steps = np.asarray(policies.steps).tolist()
         checkpoint.save(folder.policies, policies, chunk=0, steps=steps, score=float("nan"), keep=1)
-    scores = dict(final.group_by("which").agg(pl.col("score").mean()).sort("which").iter_rows())
-    text = ", ".join(f"{which} {score:.4g}" for which, score in scores.items())
-    _set_status(engine, folder, "complete", f"final {score_unit(config)}: {text}", 1.0, score=scores["best"])
+    scores = {which: by_value(final.filter(pl.col("which") == which)) for which in ("best", "last")}
+    tops = {which: best(found) for which, found in scores.items()}
+    text = ", ".join(
+        f"{which} policy {show(top.estimate)}{f' at {top.value}' if top.value else ''}" for which, top in tops.items()
+    )
+    reached = {"steps": int(np.asarray(policies.steps).min()), **_score_facts(scores["best"])}
+    _set_status(
+        engine, folder, "complete", f"final {score_unit(config)}, IQM: {text}", 1.0, lost=lost(parts), **reached
+    )
     shutil.rmtree(folder.checkpoints)
-    progress.message(f"complete: final {score_unit(config)} of {config.evaluation.final} episodes: {text}")
+    heading = f"complete: final {score_unit(config)} of {config.evaluation.final} episodes of each seed, IQM"
+    if not config.sweep:
+        progress.message(f"{heading}: {text}")
+        return
+    for which, found in scores.items():
+        progress.message("\n".join([f"{heading}, {which} policy:", *(f"  {line}" for line in lines(found))]))
 
 
 def _absolute(engine: Engine, policies: Policies, episodes: int, purpose: str) -> pl.DataFrame:

@@ -17,6 +17,8 @@ from rookery.app.progress import Lines, Silent, progress_for, short, time_left
 SCRIPT = """
 import time
 from rookery.app.progress import progress_for
+from rookery.core.stats import over_seeds
+from rookery.training.scores import Score
 
 p = progress_for()
 p.compiling("training")
@@ -25,7 +27,9 @@ p.compiled("training", 1.5)
 for i in range(1, 11):
     p.update(i * 1000, 10_000, 2500.0, {"return": -30.0 + i})
     time.sleep(0.05)
-p.evaluation(10_000, -21.5, "return", (-23.0, -20.0))
+p.evaluation(10_000, "return", [Score("", over_seeds([-23.0, -20.0]), 2)])
+p.evaluation(10_000, "return", [Score("", over_seeds([-23.0]), 1)])
+p.evaluation(10_000, "return", [Score(f"lr={x}", over_seeds([x]), 1) for x in (1.0, 2.0)])
 p.message("brackets [stay] as they are")
 p.close()
 print("after")
@@ -56,10 +60,11 @@ def test_live_display_on_a_terminal() -> None:
     assert code == 0
     assert "\x1b[" in text and "compiling training" in text
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    last = [line for line in re.split(r"[\r\n]+", plain) if "10k/10k" in line][-1]
-    for fact in ("100%", "2.5k steps/s", "return -20", "0:00 left", "compile 1.5 s"):
+    last = [line for line in re.split(r"[\r\n]+", plain) if "10k/10k steps" in line][-1]
+    for fact in ("100%", "2.5k steps/s per seed", "return -20", "0:00 left", "compile 1.5 s"):
         assert fact in last
-    assert "evaluation: return -21.5 [-23, -20]" in plain
+    assert "evaluation: return, IQM -21.5 [-23, -20]" in plain
+    assert "evaluation: return, IQM -23 [-]" in plain and "best: lr=2.0" in plain
     assert "brackets [stay] as they are" in plain
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0  # the cursor is given back
     assert plain.rstrip().endswith("after")
@@ -71,9 +76,14 @@ def test_plain_lines_on_a_pipe() -> None:
     assert "\r" not in done.stdout and "\x1b" not in done.stdout
     assert done.stdout.splitlines() == [
         "compiled training in 1.5 s",
-        "step 1,000 of 10,000 (10%), 2,500 steps/s, 0:04 left, return -29",
-        "step 10,000 of 10,000 (100%), 2,500 steps/s, 0:00 left, return -20",
-        "step 10,000: evaluation: return -21.5 [-23, -20]",
+        "step 1,000 of 10,000 (10%), 2,500 steps/s per seed, 0:04 left, return -29",
+        "step 10,000 of 10,000 (100%), 2,500 steps/s per seed, 0:00 left, return -20",
+        "step 10,000: evaluation: return, IQM -21.5 [-23, -20]",
+        "step 10,000: evaluation: return, IQM -23 [-]",
+        "step 10,000: evaluation: return, IQM:",
+        "  lr=1.0  1 [-]",
+        "  lr=2.0  2 [-]",
+        "  best: lr=2.0",
         "brackets [stay] as they are",
         "after",
     ]
@@ -101,7 +111,7 @@ def test_silent_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     silent.compiling("x")
     silent.compiled("x", 1.0)
     silent.update(1, 2, 3.0, {})
-    silent.evaluation(1, 2.0, "return", (1.0, 3.0))
+    silent.evaluation(1, "return", [])
     silent.message("text")
     silent.close()
     assert capfd.readouterr() == ("", "")

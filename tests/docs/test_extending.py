@@ -19,6 +19,9 @@ print(jax.jit(chunk).lower(jax.eval_shape(program.init)).as_text())
 """
 
 
+_PROGRAMS = {"python": [], "rookery": ["-m", "rookery.app.cli"]}
+
+
 def test_the_examples_run(tmp_path: Path) -> None:
     seen = [_follow(block, tmp_path) for block in blocks(EXTENDING)]
     assert seen.count("console") == 3
@@ -50,8 +53,8 @@ def _follow(block: Block, folder: Path) -> str:
         path.write_text(_patched(path.read_text(), block.text))
     elif block.language == "console":
         for words in commands(block.text):
-            assert words[0] == "python", f"a command that this test does not know: {words}"
-            _run([sys.executable, *words[1:]], folder)
+            assert words[0] in _PROGRAMS, f"a command that this test does not know: {words}"
+            _run([sys.executable, *_PROGRAMS[words[0]], *words[1:]], folder)
     return block.language
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,12 @@ def make_run(tmp_path: Path) -> Make:
         sweep: tuple[Sweep, ...] = (),
         state: Any = "complete",
         out: Path | None = None,
+        **changes: Any,
     ) -> RunFolder:
         config = RunConfig(
             preset, task, algo or PRESETS[preset], TASKS[task], steps=1000, seeds=tuple(seeds), sweep=sweep
         )
+        config = replace(config, **changes)
         folder = RunFolder.open_or_create(out or tmp_path / "runs", to_json(config), preset, task)
         fill(folder, np.asarray(scores, float), seeds, metrics or {}, state)
         return folder

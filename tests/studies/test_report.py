@@ -27,6 +27,7 @@ from rookery.training.folder import RunFolder
 Make = Callable[..., RunFolder]
 RNG = np.random.default_rng(3)
 FIVE = (0, 1, 2, 3, 4)
+TEN = tuple(range(10))
 
 
 def climb(to: float, seeds: int = 5) -> np.ndarray:
@@ -126,13 +127,16 @@ def test_a_check_that_is_always_zero_is_as_it_should_be(make_run: Make) -> None:
     assert not [x for x in summarise.warnings(found) if x.startswith("Always 0")]
 
 
-def test_few_seeds_are_written_into_every_figure(make_run: Make, two: list[RunFolder]) -> None:
+def test_few_seeds_are_written_into_every_figure(make_run: Make) -> None:
     few = gather(make_run(climb(5, 2)), make_run(climb(5, 2), "qmix"))
-    assert any("fewer than 5" in warning for warning in summarise.warnings(few))
+    assert any("fewer than 10" in warning for warning in summarise.warnings(few))
+    nine, ten = (gather(make_run(climb(5, n), "iql", seeds=TEN[:n])) for n in (9, 10))
+    assert any("Only 9 seeds" in warning for warning in summarise.warnings(nine))
+    assert not any("seeds" in warning for warning in summarise.warnings(ten))
     drawn = {name: figure for name, _, figure in plots.all_figures(few)}
     assert {"curves", "clock", "final", "improvement", "aggregate", "profile"} <= set(drawn)
-    assert all("fewer than 5" in figure.get_suptitle() for figure in drawn.values())
-    assert not any(figure.get_suptitle() for _, _, figure in plots.all_figures(gather(*two)))
+    assert all("fewer than 10" in figure.get_suptitle() for figure in drawn.values())
+    assert not any(figure.get_suptitle() for _, _, figure in plots.all_figures(ten))
 
 
 def test_every_axis_has_a_unit(two: list[RunFolder]) -> None:

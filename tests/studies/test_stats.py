@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rliable import library, metrics
 
+from rookery.core import stats as core_stats
 from rookery.studies import stats
 
 RNG = np.random.default_rng(7)
@@ -80,7 +81,7 @@ def test_draws_stay_within_their_task() -> None:
 
 def test_blocks_do_not_change_the_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = stats.aggregate([SCORES[:, 0]], stats.iqm, 300).floats()
-    monkeypatch.setattr(stats, "_BLOCK", 100)
+    monkeypatch.setattr(core_stats, "_BLOCK", 100)
     assert stats.aggregate([SCORES[:, 0]], stats.iqm, 300).floats() == whole
 
 

@@ -155,8 +155,8 @@ def test_compare_shows_differences_scores_and_curves(pair: list[str], capsys: py
     assert "Absolute metric" in text
     assert "P(X > Y)" in text
     assert "1,000 steps" in text
-    assert any(line.count("A") > 3 for line in text.splitlines())
-    assert "fewer than 5" in text
+    assert any(line.count("o") > 3 and "|" in line for line in text.splitlines())
+    assert "fewer than 10" in text
 
 
 def test_compare_refuses_the_same_run_twice(pair: list[str], capsys: pytest.CaptureFixture[str]) -> None:

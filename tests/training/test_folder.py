@@ -251,7 +251,8 @@ def test_parts_come_in_order_and_are_never_overwritten(tmp_path: Path) -> None:
         assert run.parts(kind) == []
     assert run.metrics().is_empty() and run.evaluations().is_empty() and run.final().is_empty()
     for chunk in (2, 0, 11, 100_000_000, 1):
-        assert run.write_part("metrics", chunk, rows(chunk)).name == f"part-{chunk:08d}.parquet"
+        (name,) = run.write_part("metrics", chunk, rows(chunk))
+        assert name == f"metrics/part-{chunk:08d}.parquet"
     assert run.metrics()["chunk"].to_list() == [0, 0, 1, 1, 2, 2, 11, 11, 100_000_000, 100_000_000]
     before = (run.path / "metrics" / "part-00000001.parquet").read_bytes()
     with pytest.raises(RunError, match=r"part-00000001\.parquet exists already"):
@@ -286,7 +287,8 @@ def test_resuming_drops_what_will_come_again(tmp_path: Path) -> None:
     assert names(run.path / "metrics") == kept | {"part-notes.parquet"}
     assert names(run.path / "evaluations") == kept
     assert names(run.path / "final") == set()  # it follows the last chunk, so it comes again in any case
-    assert (run.write_part("metrics", 3, rows(3))).read_bytes() == first
+    run.write_part("metrics", 3, rows(3))
+    assert (run.path / "metrics" / "part-00000003.parquet").read_bytes() == first
     run.drop_after(-1)
     assert run.metrics().is_empty()
 
