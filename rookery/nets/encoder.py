@@ -56,7 +56,7 @@ class Encoder:
 
     def small(self) -> Encoder:
         """The same encoder, narrow."""
-        return replace(self, width=8)
+        return self if self.kind == "none" else replace(self, width=8)
 
     def init(self, key: Array, shape: tuple[int, ...]) -> EncoderParams | None:
         """Fresh weights for images of this shape; None for kind none."""

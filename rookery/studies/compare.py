@@ -20,7 +20,7 @@ from rookery.training.folder import RunFolder
 from rookery.training.state import member_infos_of_json
 
 _MARKS = "ox+#@%&=~^$?123456789"
-_NOT_COMPARED = ("seeds", "sweep", "checkpoints")  # entries that two runs of one config may differ in
+_NOT_COMPARED = ("seeds", "sweep", "checkpoints", "workers")  # entries that two runs of one config may differ in
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostTask
 from rookery.core.ranges import check_ranges
 from rookery.training.config import RunConfig, Workers
 
@@ -22,8 +21,10 @@ def check(config: RunConfig) -> None:
 
 
 def _check_workers(config: RunConfig) -> None:
+    from rookery.training.engine import is_host
+
     workers, collect, name = config.workers, config.algo.collect, config.task.spec.name
-    if not isinstance(config.task, HostTask):
+    if not is_host(config):
         if workers != Workers():
             raise ConfigError(f"{name} is compiled, so there is nothing for workers to step; leave out --workers.")
         return

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
 from rookery.core.config import OfFamily
-from rookery.core.host import HostTask
 from rookery.core.ranges import Count, NonNegative
-from rookery.core.types import Algorithm, Task
 
 MAX_STEPS = 4_000_000_000  # the step counter has 32 bits
-AnyTask = Task[Any] | HostTask
+
+if TYPE_CHECKING:
+    from rookery.core.host import HostTask
+    from rookery.core.types import Algorithm, Task
+
+    AnyAlgorithm = Algorithm[Any]
+    AnyTask = Task[Any] | HostTask
+else:  # these import JAX, which the help of the command line must not wait for
+    AnyAlgorithm = AnyTask = Any
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class RunConfig:
     """The preset that `algo` began from."""
     task_name: str
     """The catalog name that `task` began from."""
-    algo: Annotated[Algorithm[Any], OfFamily]
+    algo: Annotated[AnyAlgorithm, OfFamily]
     """An algorithm config (one of the classes in ALGORITHMS)."""
     task: Annotated[AnyTask, OfFamily]
     """A task config (one of the classes in TASK_FAMILIES)."""
