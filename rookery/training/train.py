@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from rookery.core.config import label, normalised, to_json
-from rookery.core.errors import ConfigError, RookeryError, RunError, TrainingError
+from rookery.core.errors import ConfigError, RookeryError, RunError
 from rookery.core.keys import stream
 from rookery.core.stats import INTERVAL, show
 from rookery.training import checkpoint, digest, frames, imports, logs, pace, provenance
@@ -23,6 +23,7 @@ from rookery.training.check import check
 from rookery.training.compiled.compiler import use_compilation_cache
 from rookery.training.config import RunConfig
 from rookery.training.engine import Engine, Layout, claim, open_engine
+from rookery.training.failures import Failures
 from rookery.training.folder import Kind, Parts, RunFolder
 from rookery.training.imports import open_config
 from rookery.training.interrupt import Interrupted, Interruptions
@@ -124,8 +125,9 @@ def _train(engine: Engine, folder: RunFolder, progress: Progress, log: Sequence[
             parts.update(folder.write_part(kind, chunk, frame))
             write_log(kind, frame)
 
-        state = _loop(engine, folder, write, parts, state, done, progress)
-    _finish(engine, folder, state, parts, progress)
+        failures = Failures(folder, engine.config, int(np.asarray(state.members.steps).max()))
+        state = _loop(engine, folder, write, parts, failures, state, done, progress)
+    _finish(engine, folder, state, parts, failures, progress)
 
 
 def _set_status(
@@ -136,14 +138,21 @@ def _set_status(
 
 
 def _loop(
-    engine: Engine, folder: RunFolder, write: Write, parts: Parts, state: RunState, done: int, progress: Progress
+    engine: Engine,
+    folder: RunFolder,
+    write: Write,
+    parts: Parts,
+    failures: Failures,
+    state: RunState,
+    done: int,
+    progress: Progress,
 ) -> RunState:
     """Chunks until every member has spent the budget; evaluations and checkpoints in between."""
     config, members = engine.config, member_infos(engine.config)
+    taken = np.asarray(state.members.steps, np.int64)
     saved = time.monotonic()
     if done < 0:
-        state, _ = _evaluate(engine, write, state, 0, progress)
-    taken = np.asarray(state.members.steps, np.int64)
+        state, _ = _evaluate(engine, write, failures, state, 0, progress)
     scores: list[Score] = []
     chunk = max(done, 0)
     with Interruptions(progress.message) as stop:
@@ -153,13 +162,14 @@ def _loop(
             state, report = engine.chunk(state)
             means = _means(report)
             seconds = time.perf_counter() - start
-            _stop_if_broken(report, folder)
+            for told in failures.take_in(report):
+                progress.message(told)
             before, taken = taken, np.asarray(report.steps, np.int64)
-            write("metrics", chunk, frames.metrics(config, chunk, report, means))
+            write("metrics", chunk, failures.without(frames.metrics(config, chunk, report, means)))
             write("timing", chunk, frames.timing(chunk, seconds, int((taken - before).sum())))
             finished = taken.min() >= config.steps
             if finished or _evaluations(parts) < pace.evaluations_due(config, chunk, int(taken.min())):
-                state, scores = _evaluate(engine, write, state, chunk, progress)
+                state, scores = _evaluate(engine, write, failures, state, chunk, progress)
             rate = float((taken - before).sum()) / len(members) / seconds
             progress.update(int(taken.min()), config.steps, rate, {} if config.sweep else _over_seeds(means))
             if time.monotonic() - saved > config.checkpoints.seconds or finished or stop.asked:
@@ -176,7 +186,7 @@ def _loop(
                 )
                 facts = {"steps": int(taken.min()), "steps_per_second": round(rate), **_score_facts(scores)}
                 share = min(float(taken.min()) / config.steps, 1.0)
-                _set_status(engine, folder, "running", "", share, lost=lost(parts), **facts)
+                _set_status(engine, folder, "running", "", share, lost=lost(parts), failed=failures.told, **facts)
                 saved = time.monotonic()
             if stop.asked and not finished:
                 raise Interrupted(f"everything up to step {taken.min():,} of each seed is kept")
@@ -202,12 +212,12 @@ def _score_facts(scores: list[Score]) -> dict[str, Any]:
 
 
 def _evaluate(
-    engine: Engine, write: Write, state: RunState, chunk: int, progress: Progress
+    engine: Engine, write: Write, failures: Failures, state: RunState, chunk: int, progress: Progress
 ) -> tuple[RunState, list[Score]]:
     """Greedy episodes, written; returns the score of each swept value."""
     steps = np.asarray(state.members.steps).tolist()  # before the state is donated
     state, episodes = engine.evaluate(state)
-    frame = frames.episodes(engine.config, episodes, steps).with_columns(pl.lit(chunk).alias("chunk"))
+    frame = failures.without(frames.episodes(engine.config, episodes, steps)).with_columns(chunk=pl.lit(chunk))
     write("evaluations", chunk, frame)
     scores = by_value(frame)
     progress.evaluation(min(steps), score_unit(engine.config), scores)
@@ -219,10 +229,12 @@ def score_unit(config: RunConfig) -> str:
     return "success" if config.task.spec.score == "success" else "return (mean over agents)"
 
 
-def _finish(engine: Engine, folder: RunFolder, state: RunState, parts: Parts, progress: Progress) -> None:
+def _finish(
+    engine: Engine, folder: RunFolder, state: RunState, parts: Parts, failures: Failures, progress: Progress
+) -> None:
     """The absolute evaluation; then policies replace the states, which a complete run never needs again."""
     config, policies = engine.config, engine.policies(state)
-    final = _absolute(engine, policies, config.evaluation.final, "final")
+    final = failures.without(_absolute(engine, policies, config.evaluation.final, "final"))
     folder.write_part("final", 0, final)
     digest.write(folder)
     if not folder.policies.exists():
@@ -234,9 +246,8 @@ def _finish(engine: Engine, folder: RunFolder, state: RunState, parts: Parts, pr
         f"{which} policy {show(top.estimate)}{f' at {top.value}' if top.value else ''}" for which, top in tops.items()
     )
     reached = {"steps": int(np.asarray(policies.steps).min()), **_score_facts(scores["best"])}
-    _set_status(
-        engine, folder, "complete", f"final {score_unit(config)}, IQM: {text}", 1.0, lost=lost(parts), **reached
-    )
+    kept = {"lost": lost(parts), "failed": failures.told}
+    _set_status(engine, folder, "complete", f"final {score_unit(config)}, IQM: {text}", 1.0, **kept, **reached)
     shutil.rmtree(folder.checkpoints)
     heading = f"complete: final {score_unit(config)} of {config.evaluation.final} episodes of each seed, IQM"
     if not config.sweep:
@@ -269,15 +280,3 @@ def _means(report: ChunkReport) -> dict[str, np.ndarray]:
             name: np.where(np.asarray(m.weight) > 0, np.asarray(m.total) / np.asarray(m.weight), np.nan)
             for name, m in report.means.items()
         }
-
-
-def _stop_if_broken(report: ChunkReport, folder: RunFolder) -> None:
-    for name, steps in report.broken.items():
-        for member, step in enumerate(np.asarray(steps).tolist()):
-            if step >= 0:
-                known = checkpoint.manifests(folder.checkpoints)
-                kept = f"The last good checkpoint is {known[-1].name}" if known else "No checkpoint was written yet"
-                raise TrainingError(
-                    f"{name} of member {member} is not finite at step {step:,}. {kept} in {folder.path}. "
-                    "Try a lower learning rate or a smaller gradient clip."
-                )

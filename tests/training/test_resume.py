@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from small import small_config
 
@@ -22,7 +23,7 @@ from rookery.algorithms.q import Q
 from rookery.core.config import to_json
 from rookery.core.errors import RunError, TrainingError
 from rookery.training import checkpoint
-from rookery.training.config import Checkpoints, Evaluation, RunConfig
+from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 from rookery.training.folder import RunFolder
 
 # Imports once, then forks a process for each job, so that a kill costs no import. No thread runs at the time of a fork:
@@ -224,6 +225,24 @@ def test_a_second_process_is_refused(nursery: Nursery, tmp_path: Path) -> None:
         nursery.wait()
 
 
+def test_a_member_that_diverges_leaves_the_others_alone(tmp_path: Path) -> None:
+    config = config_of()
+    assert isinstance(config.algo, Q)
+    sweep = (Sweep("algo.optimiser.lr", (1e-3, 1e30)),)
+    config = replace(config, steps=600, seeds=(0, 1), sweep=sweep)
+    run = rookery.train(config, tmp_path / "both")
+    status = run.folder.status()
+    assert status.state == "complete"
+    assert [text.partition(" failed")[0] for text in status.facts["failed"]] == [
+        f"seed {seed}, algo.optimiser.lr=1e+30" for seed in (0, 1)
+    ]
+    for frame in (run.final(), run.metrics().filter(pl.col("chunk") == pl.col("chunk").max())):
+        assert set(frame["algo.optimiser.lr"]) == {1e-3}
+    assert set(run.metrics()["algo.optimiser.lr"]) == {1e-3, 1e30}, "rows before the failure stay"
+    last = run.metrics().filter(pl.col("chunk") == pl.col("chunk").max())
+    assert all(np.isfinite(last[name].to_numpy()).all() for name in ("loss", "grad_norm"))
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     config = config_of()
     assert isinstance(config.algo, Q)
@@ -235,7 +254,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     )
     config = replace(config, algo=algo, steps=1000)
     with pytest.raises(
-        TrainingError, match=r"of member [01] is not finite at step [\d,]+.*last good checkpoint is chunk-"
+        TrainingError, match=r"seed \d+ failed: \S+ is not finite at step [\d,]+.*last good checkpoint is chunk-"
     ):
         rookery.train(config, tmp_path)
     (path,) = tmp_path.iterdir()
