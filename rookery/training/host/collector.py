@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.training.compiled.compiler import jit
-from rookery.training.host.program import Acting, HostProgram, Leaves, Progress, Shared
+from rookery.training.host.program import HostProgram
 from rookery.training.host.rebuild import replay
+from rookery.training.host.records import Acting, Leaves, Progress, Shared
 from rookery.training.host.steppers import Stepper
 from rookery.training.host.worlds import HostWorlds, Journal
 from rookery.training.state import Member, member_infos

@@ -25,7 +25,8 @@ from rookery.training.host.evaluate import Player
 from rookery.training.host.measure import Choice, choose
 from rookery.training.host.packing import Packing
 from rookery.training.host.profile import time_iterations
-from rookery.training.host.program import Acting, HostProgram, Progress, Shared
+from rookery.training.host.program import HostProgram
+from rookery.training.host.records import Acting, Progress, Shared
 from rookery.training.host.steppers import InProcess, Stepper
 from rookery.training.host.workers import WorkerPool
 from rookery.training.state import ChunkReport, Episodes, Member, Policies, RunState, iterations_per_chunk

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rookery.training.checkpoint import nbytes
 from rookery.training.engine import Timing
 from rookery.training.host.program import HostProgram
 from rookery.training.provenance import usable_cores
 
 _START = 10.0  # seconds that starting workers and trying them takes, about
+_LARGE = 2 << 30  # bytes of a state that trials make no copy of
 _WAKE = 100e-6  # seconds of one row that workers cost by themselves
 
 
@@ -43,6 +45,8 @@ def choose(program: HostProgram, trial: Trial) -> Choice:
         return Choice(0, "there is one core, or one environment")
     if program.halves > 1:
         return Choice(max(count, 1), "halves overlap in workers only")
+    if nbytes(program.shapes) > _LARGE:
+        return Choice(0, "the state is too large to make a second one for trials; set --workers.count to try workers")
     here, stepping = _row(trial(0), length)
     gain = stepping * (1 - 1 / count) - _WAKE
     rows = program.config.steps / program.envs

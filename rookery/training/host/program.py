@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array
 
 from rookery.core.config import with_values
 from rookery.core.keys import stream
@@ -18,46 +17,9 @@ from rookery.training.compiled.program import chunk_report, over_members, strong
 from rookery.training.compiled.rollout import Tally, add_up, episode_metrics, filled_rows, within_bounds
 from rookery.training.config import RunConfig
 from rookery.training.host.packing import Packing
+from rookery.training.host.records import Acting, Leaves, Progress, Shared, Tape
 from rookery.training.host.worlds import HostWorlds, capacity, digest, fold
 from rookery.training.state import ChunkReport, Episodes, Member, Policies, RunState, member_infos, score, swept_values
-
-Leaves = tuple[Array, ...]
-"""The arrays of the algorithm's state [member, ...]. Calls with a flat tuple start sooner than calls with modules."""
-
-
-class Tape(eqx.Module):
-    """What acting leaves for learning, written in place row by row."""
-
-    action: Action  # [time, member, env, agent, ...]
-    extra: Extra  # [time, member, env, ...]
-    carry: Carry  # [interval + 1, member, env, ...]; the last is for carries that nobody needs
-
-
-class Shared(eqx.Module):
-    """What acting reads of all members besides their algorithms' states."""
-
-    key: UInt[Array, "member 2"]
-    swept: dict[str, Float[Array, "member"]]
-    steps: UInt[Array, "member"]
-    iteration: Int[Array, ""]
-    budget: Float[Array, ""]
-
-
-class Acting(eqx.Module):
-    """What one call of `act` hands to the next; each half of the environments has its own."""
-
-    t: Int[Array, ""]
-    """Row of the rollout."""
-    half: Int[Array, ""]
-    carry: Carry  # [member, env, ...]
-    tape: Tape
-
-
-class Progress(eqx.Module):
-    """Scores and checksums of the episodes under way [member, env, ...]."""
-
-    tally: Tally
-    checksum: UInt[Array, "*member env two"]
 
 
 @dataclass(frozen=True)
