@@ -3,6 +3,9 @@
 Each estimator draws a one-hot legal action from softmax(logits) and gives it the gradient of a relaxed surrogate. All
 four draw from the same distribution; they differ in the surrogate only. Where no gradient is needed (acting, target
 actions), `distributions.sample` draws the same actions for less.
+
+One example is one agent's action; leading axes are free and share one key. A `vmap` with a key for each example
+compiled 2.6 to 6 times as long.
 """
 
 from __future__ import annotations
@@ -29,48 +32,52 @@ TUNED: dict[Kind, float] = {"st": 0.6, "gst": 0.6, "tags": 2.5, "grmck": 1.0}
 
 
 def st(
-    logits: Float[Array, "action"], legal: Bool[Array, "action"], key: Array, temperature: Number
-) -> Float[Array, "action"]:
+    logits: Float[Array, "*b action"], legal: Bool[Array, "*b action"], key: Array, temperature: Number
+) -> Float[Array, "*b action"]:
     """One-hot sample with the gradient of softmax((logits + Gumbel noise) / temperature) (Jang et al. 2017)."""
     perturbed = only_legal(logits + jax.random.gumbel(key, logits.shape), legal)
     # Not the argmax of the softmax: at high temperatures rounding can make its largest entries equal.
-    return _straight_through(_one_hot(jnp.argmax(perturbed), logits), _relaxed(perturbed, temperature))
+    return _straight_through(_one_hot(jnp.argmax(perturbed, axis=-1), logits), _relaxed(perturbed, temperature))
 
 
 def tags(
-    logits: Float[Array, "action"],
-    legal: Bool[Array, "action"],
+    logits: Float[Array, "*b action"],
+    legal: Bool[Array, "*b action"],
     key: Array,
     steps: Array,
     *,
     start: Number,
     end: Number,
     period: Number,
-) -> Float[Array, "action"]:
+) -> Float[Array, "*b action"]:
     """`st` whose temperature falls with the environment steps taken (Tilbury et al. 2023)."""
     return st(logits, legal, key, annealed(steps, start, end, period))
 
 
 def gst(
-    logits: Float[Array, "action"], legal: Bool[Array, "action"], key: Array, temperature: Number, gap: Number = 1.0
-) -> Float[Array, "action"]:
+    logits: Float[Array, "*b action"],
+    legal: Bool[Array, "*b action"],
+    key: Array,
+    temperature: Number,
+    gap: Number = 1.0,
+) -> Float[Array, "*b action"]:
     """One-hot sample with the gradient of a softmax in which it leads by at least `gap` (Fan et al. 2022)."""
     masked = only_legal(logits, legal)
     hard = _categorical(masked, key)
     detached = jax.lax.stop_gradient(masked)
-    top = jnp.max(detached)
+    top = jnp.max(detached, axis=-1, keepdims=True)
     raised = (top - detached) * hard
     lowered = jax.nn.relu(detached + gap - top) * (1.0 - hard)
     return _straight_through(hard, _relaxed(masked + raised - lowered, temperature))
 
 
 def grmck(
-    logits: Float[Array, "action"],
-    legal: Bool[Array, "action"],
+    logits: Float[Array, "*b action"],
+    legal: Bool[Array, "*b action"],
     key: Array,
     temperature: Number,
     samples: int = 5,
-) -> Float[Array, "action"]:
+) -> Float[Array, "*b action"]:
     """One-hot sample with the gradient of `st` averaged over noise that leads to this sample (Paulus et al. 2021)."""
     masked = only_legal(logits, legal)
     hard = _categorical(masked, stream(key, "action"))
@@ -86,25 +93,25 @@ def annealed(steps: Array, start: Number, end: Number, period: Number) -> Float[
 
 
 def _conditioned(
-    masked: Float[Array, "action"], hard: Float[Array, "action"], noise: Float[Array, "sample action"]
-) -> Float[Array, "sample action"]:
+    masked: Float[Array, "*b action"], hard: Float[Array, "*b action"], noise: Float[Array, "sample *b action"]
+) -> Float[Array, "sample *b action"]:
     """Perturbed logits whose argmax is `hard`, up to a constant; `noise` is -log E with E ~ Exp(1).
 
     With normalised logits (Z = 1) the chosen entry is -log E_D, and the others are -log(E_i / p_i + E_D). Computed from
     logarithms, so that unlikely and illegal actions do not overflow.
     """
-    log_p = jax.nn.log_softmax(masked)
+    log_p = jax.nn.log_softmax(masked, axis=-1)
     chosen = jnp.sum(noise * hard, axis=-1, keepdims=True)
     return jnp.where(hard > 0, chosen, -jnp.logaddexp(-noise - log_p, -chosen))
 
 
-def _categorical(masked: Float[Array, "action"], key: Array) -> Float[Array, "action"]:
+def _categorical(masked: Float[Array, "*b action"], key: Array) -> Float[Array, "*b action"]:
     """One-hot sample of softmax(masked)."""
     masked = jax.lax.stop_gradient(masked)
-    return _one_hot(weighted(key, jnp.exp(masked - jnp.max(masked))), masked)
+    return _one_hot(weighted(key, jnp.exp(masked - jnp.max(masked, axis=-1, keepdims=True))), masked)
 
 
-def _one_hot(index: Array, like: Float[Array, "action"]) -> Float[Array, "action"]:
+def _one_hot(index: Array, like: Float[Array, "*b action"]) -> Float[Array, "*b action"]:
     return jax.nn.one_hot(index, like.shape[-1], dtype=like.dtype)
 
 
@@ -112,7 +119,9 @@ def _relaxed(scores: Float[Array, "*b action"], temperature: Number) -> Float[Ar
     return jax.nn.softmax(scores / temperature, axis=-1)
 
 
-def _straight_through(hard: Float[Array, "action"], surrogate: Float[Array, "action"]) -> Float[Array, "action"]:
+def _straight_through(
+    hard: Float[Array, "*b action"], surrogate: Float[Array, "*b action"]
+) -> Float[Array, "*b action"]:
     # The difference first: it is exactly 0, while (hard + surrogate) - surrogate rounds and is not one-hot.
     return hard + (surrogate - jax.lax.stop_gradient(surrogate))
 
@@ -163,15 +172,11 @@ class Gumbel:
         branches: tuple[int, ...] = (),
     ) -> Float[Array, "*b width"]:
         """One-hot legal samples with the estimator's gradient; one for each of `branches`, which divide the columns."""
-        one = self._estimator(steps)
+        estimate = self._estimator(steps)
         edges = list(accumulate(branches))[:-1]
         columns = zip(jnp.split(logits, edges, axis=-1), jnp.split(legal, edges, axis=-1), strict=True)
-        drawn: list[Array] = []
-        for branch, (scores, allowed) in enumerate(columns):
-            size = scores.shape[-1]
-            scores, allowed = scores.reshape(-1, size), allowed.reshape(-1, size)
-            drawn.append(jax.vmap(one)(scores, allowed, jax.random.split(stream(key, "branch", branch), len(scores))))
-        return jnp.concatenate(drawn, axis=-1).reshape(logits.shape)
+        drawn = [estimate(scores, ok, stream(key, "branch", i)) for i, (scores, ok) in enumerate(columns)]
+        return jnp.concatenate(drawn, axis=-1)
 
     def _start(self) -> Float[Array, ""]:
         # where(), not a branch: a sweep may trace the temperature.
@@ -179,7 +184,7 @@ class Gumbel:
         return jnp.where(given > 0, given, TUNED[self.kind])
 
     def _estimator(self, steps: Array) -> Callable[[Array, Array, Array], Array]:
-        """(logits, legal, key) -> sample, on one example."""
+        """(logits, legal, key) -> sample."""
         start = self._start()
         estimators: dict[Kind, Callable[[Array, Array, Array], Array]] = {
             "st": lambda logits, legal, key: st(logits, legal, key, start),

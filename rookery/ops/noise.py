@@ -77,7 +77,7 @@ class Noise:
 
     def carry(self, *batch: int, dim: int) -> Float[Array, "*b n"]:
         """The state of the process at the start of an episode; of length 0 without a process."""
-        return jnp.full((*batch, dim if self.kind == "ou" else 0), 0.0)
+        return jnp.broadcast_to(jnp.float32(0), (*batch, dim if self.kind == "ou" else 0))
 
     def add(
         self,
