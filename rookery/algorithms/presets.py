@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rookery.algorithms.ddpg import DDPG
 from rookery.algorithms.ppo import PPO
 from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
+from rookery.mechanisms.action_critic import ActionCritic
 from rookery.mechanisms.credit import Credit
 from rookery.mechanisms.critic import Value
 from rookery.mechanisms.share import Share
@@ -152,3 +154,14 @@ PRESETS["ippo_jaxmarl"] = replace(
     value=replace(_jaxmarl_value, sees="obs"),
     optimiser=Optimiser("adam", lr=2.5e-4, decay="linear", clip=0.5, eps=1e-5),
 )
+
+# -- the DDPG family ------------------------------------------------------------------------------------------------
+_maddpg = DDPG(
+    actor=Net("mlp", width=64, layers=2),
+    critic=ActionCritic(Net("mlp", width=64, layers=2)),
+    collect=Collect(envs=32, length=32),
+    replay=Replay(capacity=16_384, batch=512, unit="transition", start=64, steps_per_sequence=0.25),
+    target=Target(every=1, tau=0.01),
+    optimiser=Optimiser("adam", lr=1e-3, clip=1.0),
+)
+PRESETS["maddpg"] = _maddpg

@@ -1,8 +1,8 @@
 """Discrete actions with a gradient: straight-through Gumbel-softmax estimators.
 
 Each estimator draws a one-hot legal action from softmax(logits) and gives it the gradient of a relaxed surrogate. All
-four draw from the same distribution; they differ in the surrogate only. Where no gradient is needed (acting, target
-actions), `distributions.sample` draws the same actions for less.
+draw from the same distribution; they differ in the surrogate only. (`relaxed` returns its surrogate instead.) Where no
+gradient is needed (acting, target actions), `distributions.sample` draws the same actions for less.
 
 One example is one agent's action; leading axes are free and share one key. A `vmap` with a key for each example
 compiled 2.6 to 6 times as long.
@@ -24,11 +24,11 @@ from rookery.core.keys import stream
 from rookery.ops.explore import weighted
 from rookery.ops.td import only_legal
 
-Kind = Literal["st", "gst", "tags", "grmck"]
+Kind = Literal["st", "gst", "tags", "grmck", "relaxed"]
 Number = float | Float[Array, ""]
 """A setting, or a value that a schedule or a sweep computes inside the program."""
-TUNED: dict[Kind, float] = {"st": 0.6, "gst": 0.6, "tags": 2.5, "grmck": 1.0}
-"""Temperature of each estimator as tuned for particle worlds (Tilbury et al. 2023)."""
+TUNED: dict[Kind, float] = {"st": 0.6, "gst": 0.6, "tags": 2.5, "grmck": 1.0, "relaxed": 1.0}
+"""Temperature of each estimator as tuned for particle worlds (Tilbury et al. 2023); relaxed: as Lowe et al. 2017."""
 
 
 def st(
@@ -38,6 +38,13 @@ def st(
     perturbed = only_legal(logits + jax.random.gumbel(key, logits.shape), legal)
     # Not the argmax of the softmax: at high temperatures rounding can make its largest entries equal.
     return _straight_through(_one_hot(jnp.argmax(perturbed, axis=-1), logits), _relaxed(perturbed, temperature))
+
+
+def relaxed(
+    logits: Float[Array, "*b action"], legal: Bool[Array, "*b action"], key: Array, temperature: Number
+) -> Float[Array, "*b action"]:
+    """The surrogate of `st` itself: numbers above 0 that sum to 1, no action that an environment could be given."""
+    return _relaxed(only_legal(logits + jax.random.gumbel(key, logits.shape), legal), temperature)
 
 
 def tags(
@@ -132,9 +139,10 @@ class Gumbel:
 
     kind: Kind = "st"
     """st: straight-through; gst: gapped; tags: st with a falling temperature; grmck: st averaged over `samples` draws
-    of the noise, given the action."""
+    of the noise, given the action; relaxed: critics get the surrogate of st itself, environments an index."""
     temperature: float = 0.0
-    """Temperature of the surrogate (tags: at step 0); 0: as tuned for MPE (st and gst 0.6, tags 2.5, grmck 1)."""
+    """Temperature of the surrogate (tags: at step 0); 0: as tuned for MPE (st and gst 0.6, tags 2.5, grmck 1;
+    relaxed 1)."""
     end: float = 0.5
     """Temperature of tags from `period` on."""
     period: int = 2_000_000
@@ -171,7 +179,10 @@ class Gumbel:
         steps: Array,
         branches: tuple[int, ...] = (),
     ) -> Float[Array, "*b width"]:
-        """One-hot legal samples with the estimator's gradient; one for each of `branches`, which divide the columns."""
+        """Legal samples with the estimator's gradient, one for each of `branches`, which divide the columns.
+
+        One-hot, unless the kind is relaxed.
+        """
         estimate = self._estimator(steps)
         edges = list(accumulate(branches))[:-1]
         columns = zip(jnp.split(logits, edges, axis=-1), jnp.split(legal, edges, axis=-1), strict=True)
@@ -193,5 +204,6 @@ class Gumbel:
                 logits, legal, key, steps, start=start, end=self.end, period=self.period
             ),
             "grmck": lambda logits, legal, key: grmck(logits, legal, key, start, self.samples),
+            "relaxed": lambda logits, legal, key: relaxed(logits, legal, key, start),
         }
         return estimators[self.kind]
