@@ -61,7 +61,7 @@ class ActionCritic:
         return jnp.stack([self.net.unroll(p, carry, own, step.first, team=team)[1][..., 0] for p in twins])
 
     def alternatives(
-        self, spec: Spec, twins: Twins, step: Step, taken: Joint, joint: Joint
+        self, spec: Spec, twins: Twins, step: Step, taken: Float[Array, "past b _ agent width"], joint: Joint
     ) -> Float[Array, "twin time b agent"]:
         """Values of other actions `joint` at each of the time + 1 rows, after a history of the actions `taken`."""
         if not self.net.hidden:

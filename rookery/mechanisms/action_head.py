@@ -47,7 +47,7 @@ class Entropy:
     share: float = 0.3
     """Target of discrete actions, as a share of the entropy of uniformly random legal ones. (That of a box is minus its
     number of dimensions, measured between -1 and 1.)"""
-    lr: float = 1e-3
+    lr: float = 0.01
     """Learning rate of alpha."""
 
     @property
@@ -197,10 +197,10 @@ def _sample(spec: Spec, logits: Params, legal: Legal, key: Array | None) -> Acti
     """Discrete actions drawn from softmax(logits); without a key the most likely ones."""
     unused = jnp.zeros(2, jnp.uint32)
     return distributions.sample(
-        spec.action, logits, jnp.zeros(0), legal, unused if key is None else key, greedy=key is None
+        spec.action, logits, jnp.zeros(spec.action.width), legal, unused if key is None else key, greedy=key is None
     )
 
 
 def _entropy(spec: Spec, logits: Params, legal: Legal) -> Float[Array, "*b agent"]:
     """Entropy of discrete actions."""
-    return distributions.entropy(spec.action, logits, jnp.zeros(0), legal)
+    return distributions.entropy(spec.action, logits, jnp.zeros(spec.action.width), legal)

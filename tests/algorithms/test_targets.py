@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rookery.algorithms.inputs import own_view
 from small import assert_close, differs, hasty_jit
 
 from rookery.algorithms.ppo import PPO, Value
 from rookery.algorithms.q import Q
 from rookery.core.types import Clock, Collect, Rollout, Step
 from rookery.nets.agent import Net
+from rookery.nets.inputs import own_view
 from rookery.tasks.compiled.maze import Maze
 
 SPEC = Maze(height=3, width=3, obstacles=0, limit=2).spec
@@ -51,7 +51,7 @@ def rollout(discount: float) -> Rollout:
         success=rows(0, 0, 0, 0),
     )
     action = jnp.broadcast_to(jnp.array([1, 3, 0], jnp.int32)[:, None, None], (3, ENVS, 1))
-    return Rollout(step, action, (), None, ~step.last[:-1])
+    return Rollout(step, action, {}, None, ~step.last[:-1])
 
 
 def read(net: Net, params: Any, step: Step) -> np.ndarray:
@@ -66,7 +66,7 @@ def test_q_targets(discount: float, lam: float) -> None:
     algo = replace(Q_ALGO, td_lambda=lam)
     state = algo.init(SPEC, jax.random.PRNGKey(0))
     data = rollout(discount)
-    data = Rollout(data.step, data.action, (), jax.tree.map(lambda x: x[None], algo.carry(SPEC, ENVS)), data.filled)
+    data = Rollout(data.step, data.action, {}, jax.tree.map(lambda x: x[None], algo.carry(SPEC, ENVS)), data.filled)
     _, metrics = hasty_jit(lambda s, r: algo.update(SPEC, s, r, CLOCK, jax.random.PRNGKey(1)))(state, data)
     best = read(algo.net, algo.policy(state), data.step).max(axis=1)
     second = 2 + GAMMA * discount * best[2]
@@ -81,9 +81,9 @@ def test_ppo_goals(discount: float) -> None:
     algo, data = PPO_ALGO, rollout(discount)
     state = algo.init(SPEC, jax.random.PRNGKey(0))
     carry = jnp.zeros((3, ENVS, 1, 0))
-    data = Rollout(data.step, data.action, jnp.full((3, ENVS, 1), np.log(0.25)), carry, data.filled)
+    data = Rollout(data.step, data.action, {"log_prob": jnp.full((3, ENVS, 1), np.log(0.25))}, carry, data.filled)
     _, metrics = hasty_jit(lambda s, r: algo.update(SPEC, s, r, CLOCK, jax.random.PRNGKey(1)))(state, data)
-    v = read(algo.critic, state.nets.critic, data.step)[:, 0]
+    v = read(algo.critic, state.nets["critic"], data.step)[:, 0]
     second = 2 + GAMMA * discount * v[2]
     first = 1 + GAMMA * (0.3 * v[1] + 0.7 * second)
     expected = ((v[0] - first) ** 2 + (v[1] - second) ** 2) / 4
@@ -95,7 +95,7 @@ def test_ppo_goals(discount: float) -> None:
 
 def test_td_lambda_0_is_one_step() -> None:
     state, data = Q_ALGO.init(SPEC, jax.random.PRNGKey(0)), rollout(1.0)
-    data = Rollout(data.step, data.action, (), jax.tree.map(lambda x: x[None], Q_ALGO.carry(SPEC, ENVS)), data.filled)
+    data = Rollout(data.step, data.action, {}, jax.tree.map(lambda x: x[None], Q_ALGO.carry(SPEC, ENVS)), data.filled)
 
     def after(lam: float) -> Any:
         algo = replace(Q_ALGO, td_lambda=lam)

@@ -15,22 +15,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rookery.algorithms.inputs import own_view
 from small import assert_same
 
-from rookery.algorithms.q import Q, Replay, Target
+from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import Clock, Collect, global_state
+from rookery.memory.replay import Replay
 from rookery.nets.agent import Net
+from rookery.nets.inputs import own_view
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
+from rookery.nets.target import Target
 from rookery.tasks.catalog import FACTS
 from rookery.tasks.compiled.matrix import CLIMBING
 from rookery.tasks.compiled.maze import Maze
 from rookery.tasks.measure import random_score
 from rookery.training.compiled.program import Program
 from rookery.training.config import Evaluation, RunConfig
-from rookery.training.state import RunState
+from rookery.training.state import RunState, score
 
 PAYOFF = np.array(CLIMBING)
 SEEDS = (0, 1, 2, 3, 4)
@@ -52,7 +54,7 @@ def learn(config: RunConfig) -> tuple[RunState, np.ndarray]:
     iterations = -(-config.steps // (config.algo.collect.envs * _real(program)))
     state, _ = jax.jit(partial(program.chunk, iterations=iterations), donate_argnums=0)(state)
     _, episodes = jax.jit(program.evaluate)(state)
-    return state, np.asarray(program.score(episodes)).mean(axis=1)
+    return state, np.asarray(score(program.task.spec, episodes)).mean(axis=1)
 
 
 def _real(program: Program) -> float:

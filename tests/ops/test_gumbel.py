@@ -17,7 +17,7 @@ from rookery.core.errors import ConfigError
 from rookery.ops import gumbel
 from rookery.ops.gumbel import Gumbel, Kind
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "relaxed")
 DRAWS = 40_000
 LOGITS = np.float32([0.3, -1.2, 2.0, 0.0, 0.7])
 ALL, SOME = np.ones(5, bool), np.array([True, True, False, True, False])
@@ -274,3 +274,16 @@ def test_values_without_a_meaning_are_refused(changed: dict[str, float], named: 
     with pytest.raises(ConfigError, match=rf"algo\.gumbel\.{named}.*{next(iter(changed.values())):g}"):
         build(**changed).check()
     Gumbel().check()
+
+
+def test_relaxed_is_the_surrogate_of_st() -> None:
+    """Its forward pass is what `st` differentiates: the same draw, the same gradient, and the argmax is the sample."""
+    key, legal = jax.random.PRNGKey(3), jnp.asarray(SOME)
+    weights = jnp.asarray(WEIGHTS[0])
+    soft, soft_slope = jax.value_and_grad(lambda x: weights @ gumbel.relaxed(x, legal, key, 0.6))(jnp.asarray(LOGITS))
+    hard, hard_slope = jax.value_and_grad(lambda x: weights @ gumbel.st(x, legal, key, 0.6))(jnp.asarray(LOGITS))
+    np.testing.assert_allclose(soft_slope, hard_slope, rtol=1e-5)
+    assert float(soft) != float(hard)
+    y = np.asarray(gumbel.relaxed(jnp.asarray(LOGITS), legal, key, 0.6))
+    assert y.sum() == pytest.approx(1.0, rel=1e-6) and np.all(y[~SOME] == 0) and np.all(y[SOME] > 0)
+    assert y.argmax() == np.asarray(gumbel.st(jnp.asarray(LOGITS), legal, key, 0.6)).argmax()
