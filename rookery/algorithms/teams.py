@@ -38,7 +38,7 @@ class Saved:
     member: int = 0
     """Which of the run's members."""
 
-    def load(self, like: Arrays) -> Arrays:
+    def load(self, like: Any) -> Arrays:
         """The member's best policy, laid out as `like` (shapes)."""
         try:
             data = Path(self.path).read_bytes()

@@ -424,7 +424,7 @@ def test_actors_follow_their_own_critic_only(others: Any) -> None:
     pick = lambda tree, i: jax.tree.map(lambda x: x[i], tree)  # noqa: E731
 
     def by_hand(actor: Any) -> jax.Array:
-        total = 0.0
+        total = jnp.zeros(())
         for i in range(2):
             mine = jnp.tanh(run(pick(actor, i), batch.step.obs[:-1, :, i]))
             rest = taken[:, :, 1 - i]
@@ -482,8 +482,8 @@ def test_an_automatic_alpha_rises_where_entropy_is_short() -> None:
 def test_sequences_and_single_transitions_have_the_same_loss() -> None:
     spec, algo = spec_of(DISCRETE), replace(ALGO, target_action="argmax", last_action=True)
     now, batch = learner_of(algo, spec), batch_of(spec)
-    rows = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (batch.step, batch.action, batch.filled))
-    store = Sequence(*rows, batch.memory)
+    step, action, filled = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (batch.step, batch.action, batch.filled))
+    store = Sequence(step, action, filled, batch.memory)
     index, time = (x.ravel() for x in jnp.meshgrid(jnp.arange(BATCH), jnp.arange(TIME)))
     singles = transitions(store, index, time)
     assert singles.step.obs.shape == (2, TIME * BATCH, 2, 3) and singles.action.shape == (1, TIME * BATCH, 2)
