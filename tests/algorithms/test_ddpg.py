@@ -217,6 +217,20 @@ def test_padding_teaches_nothing(name: str) -> None:
     assert differs(update_of(name)(state, noticed)[0], update_of(name)(state, rollout)[0])
 
 
+@pytest.mark.parametrize("name", ["maddpg", "masac", "facmac"])
+def test_what_is_not_filled_has_no_weight(name: str) -> None:
+    """Single transitions too: most that are not filled are drawn again, the rest must not count."""
+    spec, algo = replace(spec_of(DISCRETE), cooperative=True), ALGOS[name]
+    now, batch = learner_of(algo, spec), batch_of(spec)
+    batch = at(batch, lambda b: b.filled, batch.filled.at[1].set(False))
+    loss, _ = critic_loss(algo, spec, now, batch)
+    assert float(loss.weight) == (TIME - 1) * BATCH * (1 if name == "facmac" else 2)
+    paid = at(batch, lambda b: b.step.reward, batch.step.reward.at[2].add(50.0))
+    assert_same(critic_loss(algo, spec, now, paid), critic_loss(algo, spec, now, batch))
+    done = at(batch, lambda b: b.action, batch.action.at[1].set((batch.action[1] + 1) % 4))
+    assert_same(actor_gradient(algo, spec, now, done), actor_gradient(algo, spec, now, batch))
+
+
 @cache
 def experience(name: str) -> tuple[Any, Rollout]:
     """A fresh learner and one rollout, over several episodes."""
