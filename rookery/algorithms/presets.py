@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rookery.algorithms.ddpg import DDPG
 from rookery.algorithms.ppo import PPO
 from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
+from rookery.mechanisms.action_critic import ActionCritic
+from rookery.mechanisms.action_head import Entropy, Smoothing
 from rookery.mechanisms.credit import Credit
 from rookery.mechanisms.critic import Value
 from rookery.mechanisms.share import Share
@@ -17,6 +20,7 @@ from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
 from rookery.nets.target import Target
+from rookery.ops.gumbel import Gumbel
 
 # -- the Q family ---------------------------------------------------------------------------------------------------
 # Feed-forward agents and 32 environments of 32 transitions: a GRU costs three times as much per gradient step and the
@@ -185,4 +189,65 @@ PRESETS["ippo_jaxmarl"] = replace(
     critic=Net("mlp", width=64, layers=2, activation="tanh"),
     value=replace(_jaxmarl_value, sees="obs"),
     optimiser=Optimiser("adam", lr=2.5e-4, decay="linear", clip=0.5, eps=1e-5),
+)
+
+# -- the DDPG family ------------------------------------------------------------------------------------------------
+# Lowe et al. 2017 with shared weights, 32 environments and a gradient step for every 128 transitions.
+_maddpg = DDPG(
+    actor=Net("mlp", width=64, layers=2),
+    critic=ActionCritic(Net("mlp", width=64, layers=2)),
+    collect=Collect(envs=32, length=32),
+    replay=Replay(capacity=8192, batch=512, unit="transition", start=64, steps_per_sequence=0.25),
+    target=Target(every=1, tau=0.01),
+    optimiser=Optimiser("adam", lr=3e-3, clip=1.0),
+)
+_own = replace(_maddpg.critic, sees="own")
+# Twin critics, delayed actors, smoothed targets (Fujimoto et al. 2018; Ackermann et al. 2019).
+_matd3 = replace(
+    _maddpg,
+    critic=replace(_maddpg.critic, twins=2),
+    target=Target(every=2, tau=0.02),
+    smoothing=Smoothing(scale=0.2, limit=0.5),
+    delay=2,
+)
+# Haarnoja et al. 2018. Actors have an entropy to keep, so their outputs need no penalty.
+_masac = replace(_maddpg, critic=replace(_maddpg.critic, twins=2), entropy=Entropy("auto"), logit_penalty=0.0)
+PRESETS["maddpg"] = _maddpg
+PRESETS["matd3"] = _matd3
+PRESETS["masac"] = _masac
+PRESETS["iddpg"] = replace(_maddpg, critic=_own)
+PRESETS["ddpg"] = replace(_maddpg, critic=_own, gamma=0.99)
+PRESETS["td3"] = replace(_matd3, critic=replace(_own, twins=2), gamma=0.99, random_steps=1000)
+PRESETS["sac"] = replace(_masac, critic=replace(_own, twins=2), gamma=0.99, random_steps=1000)
+# Own critics, mixed into the team's value; all actors follow its gradient together (Peng et al. 2021).
+PRESETS["facmac"] = replace(_maddpg, critic=_own, mixer=Mixer("qmix", gain=0.1))
+
+# OpenAI's script for particle worlds (Lowe et al. 2017): one environment, one gradient step for four episodes of 25
+# (and four resets). Critics get relaxed samples, as in that code. Its environment gets them too, and its buffer keeps
+# them; here both have the index that they stand for, because an action that no environment could take is no action.
+PRESETS["maddpg_openai"] = DDPG(
+    actor=Net("mlp", width=64, layers=2, weights="per_agent"),
+    critic=ActionCritic(Net("mlp", width=64, layers=2, weights="per_agent")),
+    collect=Collect(envs=1, length=104),
+    replay=Replay(capacity=10_000, batch=1024, unit="transition", start=256, steps_per_sequence=1.0),
+    target=Target(every=1, tau=0.01),
+    optimiser=Optimiser("adam", lr=1e-2, clip=0.5, eps=1e-8),
+    gumbel=Gumbel("relaxed", temperature=1.0),
+    gamma=0.95,
+    logit_penalty=1e-3,
+    agent_id=False,
+)
+# Tilbury et al. 2023 on particle worlds, with the straight-through estimator; set algo.gumbel.kind to gst, tags or
+# grmck for the others. Their buffer of 2M transitions takes 0.6 GB on simple_spread.
+PRESETS["maddpg_tilbury"] = DDPG(
+    actor=Net("mlp", width=128, layers=2, weights="per_agent"),
+    critic=ActionCritic(Net("mlp", width=128, layers=2, weights="per_agent")),
+    collect=Collect(envs=1, length=104),
+    replay=Replay(capacity=20_000, batch=512, unit="transition", start=256, steps_per_sequence=1.0),
+    target=Target(every=1, tau=0.01),
+    optimiser=Optimiser("adam", lr=5e-4, clip=1.0, eps=1e-3),
+    gumbel=Gumbel("st", temperature=0.6),
+    gamma=0.95,
+    logit_penalty=0.01,
+    agent_id=False,
 )

@@ -22,7 +22,6 @@ from rookery.core.types import (
     Extra,
     Mean,
     Metrics,
-    Packed,
     Rollout,
     Spec,
     Step,
@@ -33,8 +32,9 @@ from rookery.mechanisms import share
 from rookery.mechanisms.credit import Credit, Keys
 from rookery.mechanisms.share import Borrowed, Recent, Share
 from rookery.memory import replay
+from rookery.memory.learning import Replayed
 from rookery.memory.replay import Draw, Replay
-from rookery.memory.sequences import Memory, Sequence, by_env, by_partner, example, previous_actions, time_major
+from rookery.memory.sequences import Memory, Sequence, by_partner, example, previous_actions, since_reset
 from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.nets.mixers import Mixer, MixerParams
@@ -117,7 +117,7 @@ class Q:
                 f"mixer '{self.mixer.kind}' needs a cooperative task; {spec.name} rewards its teams differently. "
                 f"Try iql or ippo, or one team only: --task.team (teams: {teams})."
             )
-        self.replay.check(self.collect)
+        self.replay.check(self.collect, recurrent=bool(self.net.hidden))
         self.net.check()
         self.credit.check(self.mixer.kind)
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
@@ -196,7 +196,7 @@ class Q:
     ) -> tuple[Memory, Action, Extra]:
         """Epsilon-greedy (or greedy) actions."""
         rows = jax.tree.map(lambda x: x[None], step)
-        previous = jnp.where(step.first[:, None], -1, carry.action)
+        previous = since_reset(step.first, carry.action)
         hidden, q = self._values(spec, policy, carry.hidden, rows, previous[None])
         if greedy:
             action = jnp.argmax(td.only_legal(q[0], step.legal), axis=-1).astype(jnp.int32)
@@ -218,34 +218,13 @@ class Q:
     # -- learning -----------------------------------------------------------------------------------------------
     def update(self, spec: Spec, state: QState, rollout: Rollout, clock: Clock, key: Array) -> tuple[QState, Metrics]:
         """Store the rollout, then take the configured number of gradient steps."""
-        envs, capacity = self.collect.envs, self.replay.capacity
-        sequences, position = by_env(rollout), replay.slot(clock.iteration, envs, capacity)
-        store = replay.add(state.store, sequences, position)
-        stored = replay.filled(clock.iteration, envs, capacity)
-        steps = round(self.replay.steps_per_sequence * envs)
 
-        def learn(learner: Learner) -> tuple[Learner, Packed]:
-            def one(learner: Learner, k: Array) -> tuple[Learner, Packed]:
-                draw = self.replay.draw(stream(key, "replay", k), learner.priorities, stored, clock)
-                batch = time_major(replay.take(store, draw.index))
-                learner, metrics = self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
-                return learner, Packed.of(metrics)
+        def step(learner: Learner, batch: Sequence, draw: Draw, k: Array) -> tuple[Learner, Metrics]:
+            return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
 
-            learner, found = jax.lax.scan(one, learner, jnp.arange(steps))
-            return learner, found.summed()
-
-        def wait(learner: Learner) -> tuple[Learner, Packed]:
-            shapes = jax.eval_shape(learn, learner)[1]
-            return learner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-        # The condition is the same for all members, so it stays a branch under vmap; the store stays out of it,
-        # because a branch copies what it returns.
-        ready = stored >= max(self.replay.batch, self.replay.start)
-        learner = replace(state.learner, priorities=self.replay.welcome(state.learner.priorities, position, envs))
-        learner, found = jax.lax.cond(ready, learn, wait, learner)
-        metrics = found.metrics()
+        replayed = Replayed(self.replay, self.collect)
+        learner, store, metrics = replayed.update(state.learner, state.store, rollout, clock, key, step)
         metrics["epsilon"] = Mean.of(self.epsilon.at(clock.steps, clock.budget))
-        metrics["gradient_steps"] = Mean.of(jnp.where(ready, float(steps), 0.0))
         return QState(learner, store), metrics
 
     def _gradient_step(

@@ -16,6 +16,7 @@ import tyro
 from rookery.app.options import NUMBERS, Imports, LogNames, Train, import_given, load_registries, parse_log, parse_train
 from rookery.app.progress import Progress, progress_for
 from rookery.app.study_cli import CompareRuns, Export, Study, study_command
+from rookery.app.teams import cross_play
 from rookery.app.text import member_means, preset_row, print_rows, run_rows, score_lines, score_rows, show_lines
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RookeryError, suggest
@@ -100,6 +101,8 @@ class Eval(Imports):
     """Episodes of each seed."""
     checkpoint: Literal["best", "last"] = "best"
     """Which policy of each seed."""
+    against: str = ""
+    """Cross-play: another run, whose best policies play all teams but one, for each team in turn."""
     out: Path = Path("runs")
     """Folder of the runs."""
     json: bool = False
@@ -113,6 +116,12 @@ class Eval(Imports):
         from rookery.training.train import evaluate_run
 
         load_registries()
+        if self.against:
+            if self.checkpoint != "best":
+                raise ConfigError("--against is played by best policies: leave out --checkpoint.")
+            ours, theirs = (resolve(run, self.out).path for run in (self.run, self.against))
+            print_rows(cross_play(ours, theirs, self.episodes), self.json)
+            return 0
         frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint)
         if self.json:
             print(json.dumps({"members": member_means(frame).to_dicts(), "scores": score_rows(frame)}, indent=2))

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from rookery.app.teams import with_teams
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.core.imports import import_files
@@ -59,6 +60,9 @@ class Train(Imports):
     """Where counted seeds begin."""
     sweep: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATH=A,B,..")] = ()
     """Values of an entry that are trained side by side, for example algo.optimiser.lr=1e-4,5e-4."""
+    team: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="TEAM=PRESET|RUN")] = ()
+    """What moves one team of a mixed task: a preset that it learns by, or a complete run whose best policy plays it and
+    does not change (RUN@2: that of member 2). Other teams learn by PRESET."""
     config: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""
     """A config as --dry-run prints it; other options override it."""
     out: Path = Path("runs")
@@ -94,6 +98,8 @@ def config(
 
 def parse_train(argv: Sequence[str]) -> tuple[Train, RunConfig]:
     """The options as given, and the config that they make."""
+    from rookery.algorithms.teams import Teams
+
     preset, rest = _take_preset(argv)
     file, task_name = _value_of(rest, "--config"), _value_of(rest, "--task")
     if not preset and not file:
@@ -109,13 +115,15 @@ def parse_train(argv: Sequence[str]) -> tuple[Train, RunConfig]:
     task = base.task if base and base.task_name == task_name else find_task(task_name)
     base = dataclasses.replace(base or RunConfig(preset, task_name, algo, task), preset=preset, task_name=task_name)
     defaults = _as_options(base)
-    given, values = _parse(defaults, {"algo": algo, "task": task}, preset, rest)
+    # Teams have no options of their own: a list of configs is no option.
+    configurable = {"task": task} if isinstance(algo, Teams) else {"algo": algo, "task": task}
+    given, values = _parse(defaults, configurable, preset, rest)
     # The file's first seed means nothing beside a list of seeds; one given here is a contradiction.
     first = 0 if "," in given.seeds and given.first_seed == defaults.first_seed else given.first_seed
-    return given, RunConfig(
+    made = RunConfig(
         preset=preset,
         task_name=task_name,
-        algo=values["algo"],
+        algo=values.get("algo", algo),
         task=values["task"],
         steps=given.steps,
         seeds=parse_seeds(given.seeds, first),
@@ -124,6 +132,7 @@ def parse_train(argv: Sequence[str]) -> tuple[Train, RunConfig]:
         checkpoints=given.checkpoints,
         workers=given.workers,
     )
+    return given, with_teams(made, given.team, given.out)
 
 
 def parse_seeds(text: str, first: int = 0) -> tuple[int, ...]:

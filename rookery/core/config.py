@@ -60,10 +60,10 @@ def from_json(cls: type[T], data: Any, prefix: str = "") -> T:
     opened: dict[str, Any] = {}
     if _is_mapping(data):
         _check_family(cls, data, prefix)
-        tables = _family_fields(cls)
-        opened = {name: _open_family(data[name], t, _join(prefix, name)) for name, t in tables.items() if name in data}
+        opened = _open_fields(cls, data, prefix)
         # The rest is checked with nothing in their place: they are checked against classes of their own.
-        data = {**data, **dict.fromkeys(opened)}
+        blank: dict[str, Any] = {name: [] if _is_list(value) else None for name, value in opened.items()}
+        data = {**data, **blank}
     config = _validate(cls, data, prefix)
     return dataclasses.replace(config, **opened) if opened else config
 
@@ -226,6 +226,27 @@ def _family_fields(cls: Any) -> dict[str, dict[str, type[Any]]]:
     if not dataclasses.is_dataclass(cls):
         return {}
     return {name: table for name, table in FAMILIES.items() if OfFamily in _marks(cls, name)}
+
+
+def _family_lists(cls: Any) -> dict[str, Any]:
+    """Fields of `cls` that hold a tuple of configs, each with a field that holds a config of any family."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    kinds = {name: typing.get_args(kind)[:1] for name, kind in _hints(typing.cast(type, cls)).items()}
+    return {name: kind[0] for name, kind in kinds.items() if kind and _family_fields(kind[0])}
+
+
+def _open_fields(cls: Any, data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What `data` has for fields of any family, and for lists of configs that have such fields."""
+    opened: dict[str, Any] = {}
+    for name, table in _family_fields(cls).items():
+        if name in data:
+            opened[name] = _open_family(data[name], table, _join(prefix, name))
+    for name, kind in _family_lists(cls).items():
+        if _is_list(data.get(name)):
+            items = enumerate(data[name])
+            opened[name] = tuple(from_json(kind, item, f"{_join(prefix, name)}.{i}") for i, item in items)
+    return opened
 
 
 def _marks(cls: Any, name: str) -> tuple[Any, ...]:

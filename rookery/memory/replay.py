@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -43,7 +43,9 @@ class Replay:
     capacity: int = 4096
     """Sequences kept."""
     batch: int = 32
-    """Sequences in one gradient step."""
+    """Sequences (or transitions, see `unit`) in one gradient step."""
+    unit: Literal["sequence", "transition"] = "sequence"
+    """What a batch is made of: whole sequences, or single transitions from anywhere (feed-forward networks only)."""
     start: int = 32
     """Sequences collected before the first gradient step."""
     steps_per_sequence: float = 1.0
@@ -71,17 +73,23 @@ class Replay:
             steps_per_sequence=self.steps_per_sequence * collect.shards,
         )
 
-    def check(self, collect: Collect) -> None:
+    def check(self, collect: Collect, *, recurrent: bool = False) -> None:
         """Refuse sizes that do not fit together, or not to what is collected at a time."""
         envs, shards = collect.envs, collect.shards
         if self.capacity % envs:
             raise ConfigError(
                 f"algo.replay.capacity ({self.capacity}) must be a multiple of algo.collect.envs ({envs})."
             )
-        if max(self.batch, self.start) > self.capacity:
+        if self.least > self.capacity:
             raise ConfigError(
                 f"algo.replay.batch ({self.batch}) and algo.replay.start ({self.start}) must fit into "
                 f"algo.replay.capacity ({self.capacity})."
+            )
+        if self.unit == "transition" and self.priority:
+            raise ConfigError("algo.replay.priority is a sequence's: set it to 0, or --algo.replay.unit sequence.")
+        if self.unit == "transition" and recurrent:
+            raise ConfigError(
+                "a recurrent network cannot learn from single transitions: use --algo.replay.unit sequence."
             )
         divided = (self.batch,) if collect.replicated else (self.batch, self.start)
         if shards > 1 and (any(size % shards for size in divided) or self.priority):
@@ -101,6 +109,11 @@ class Replay:
                 f"algo.replay.priority must be 0 or more, algo.replay.importance and importance_end 0 to 1; got "
                 f"{self.priority}, {self.importance} and {self.importance_end}."
             )
+
+    @property
+    def least(self) -> int:
+        """Sequences that must be stored before the first gradient step."""
+        return max(self.start, self.batch if self.unit == "sequence" else 1)
 
     def priorities(self) -> Float[Array, "capacity"] | None:
         """Of an empty store; None under uniform replay."""

@@ -1,4 +1,4 @@
-"""What Q-learning stores: sequences, each what one environment collected in one iteration."""
+"""What the replay store holds: sequences, each what one environment collected in one iteration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Memory(eqx.Module):
     """The agents' hidden state and last action."""
 
     hidden: Float[Array, "*b agent h"]
-    action: Int[Array, "*b agent"]
+    action: Action  # [*b, agent, ...]; `no_action` where nothing was done
 
 
 class Sequence(eqx.Module):
@@ -41,8 +41,8 @@ def example(spec: Spec, transitions: int, hidden: int) -> Sequence:
         last=jnp.zeros((t + 1,), "bool"),
         success=jnp.zeros((t + 1,), "float32"),
     )
-    memory = Memory(jnp.zeros((n, hidden), "float32"), jnp.zeros((n,), "int32"))
-    return Sequence(step, jnp.zeros((t, n), "int32"), jnp.zeros((t,), "bool"), memory)
+    action = jnp.zeros((t, n, *spec.action.shape), spec.action.dtype)
+    return Sequence(step, action, jnp.zeros((t,), "bool"), Memory(jnp.zeros((n, hidden), "float32"), action[0]))
 
 
 def by_env(rollout: Rollout) -> Sequence:
@@ -57,10 +57,34 @@ def time_major(batch: Sequence) -> Sequence:
     return Sequence(step, action, filled, batch.memory)
 
 
-def previous_actions(batch: Sequence) -> Int[Array, "time batch agent"]:
-    """The action before each of the time + 1 rows, -1 where an episode opens."""
-    shifted = jnp.concatenate([batch.memory.action[None], batch.action])
-    return jnp.where(batch.step.first[..., None], -1, shifted)
+def transitions(store: Sequence, index: Int[Array, "batch"], time: Int[Array, "batch"]) -> Sequence:
+    """Single transitions, each a sequence of its two rows: [2, batch, ...], actions and `filled` [1, batch, ...].
+
+    The action before the first row is kept, the hidden state is not: only a sequence's first row has one.
+    """
+    rows = time + jnp.arange(2)[:, None]
+    step = jax.tree.map(lambda x: x[index, rows], store.step)
+    action, filled = store.action[index, time][None], store.filled[index, time][None]
+    before = store.action[index, jnp.maximum(time - 1, 0)]
+    opens = (time == 0).reshape(-1, *[1] * (before.ndim - 1))
+    memory = Memory(store.memory.hidden[index, :, :0], jnp.where(opens, store.memory.action[index], before))
+    return Sequence(step, action, filled, memory)
+
+
+def no_action(action: Action) -> Action:
+    """What stands for "nothing was done": -1 for an index (an empty one-hot), 0 for numbers and bits."""
+    return jnp.full_like(action, -1 if jnp.issubdtype(action.dtype, jnp.integer) else 0)
+
+
+def since_reset(first: Bool[Array, "*b"], action: Action) -> Action:
+    """The last action, forgotten where an episode opens."""
+    opens = first.reshape(*first.shape, *[1] * (action.ndim - first.ndim))
+    return jnp.where(opens, no_action(action), action)
+
+
+def previous_actions(batch: Sequence) -> Action:
+    """The action before each of the time + 1 rows; `no_action` where an episode opens."""
+    return since_reset(batch.step.first, jnp.concatenate([batch.memory.action[None], batch.action]))
 
 
 def borrow(batch: Sequence, senders: Int[Array, "batch partner agent"], *, fresh: bool) -> Sequence:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from rookery.core.types import Spec, Step, as_float
+from rookery.core.types import Action, ActionSpec, Spec, Step, as_float
+
+
+def encode_action(spec: ActionSpec, action: Action) -> Float[Array, "*b width"]:
+    """Actions as numbers: one-hot for each branch (an index of -1 gives zeros), or the numbers or bits themselves."""
+    if spec.kind == "discrete":
+        return jax.nn.one_hot(action, spec.width)
+    if spec.kind == "multi_discrete":
+        branches = [jax.nn.one_hot(action[..., i], size) for i, size in enumerate(spec.sizes)]
+        return jnp.concatenate(branches, axis=-1)
+    return action.astype(jnp.float32)
 
 
 def own_view(
-    spec: Spec, step: Step, *, agent_id: bool, last_action: Int[Array, "*b agent"] | None = None
+    spec: Spec, step: Step, *, agent_id: bool, last_action: Action | None = None
 ) -> Float[Array, "*b agent n"]:
-    """Each agent's flat observation [, its last action one-hot (-1: none)] [, its index one-hot]."""
+    """Each agent's flat observation [, its last action, encoded] [, its index one-hot]."""
     batch = step.first.shape
     columns = [as_float(step.obs.reshape(*batch, spec.n_agents, -1))]
     if last_action is not None:
-        columns.append(jax.nn.one_hot(last_action, spec.action.width))
+        columns.append(encode_action(spec.action, last_action))
     if agent_id:
         columns.append(jnp.broadcast_to(jnp.eye(spec.n_agents), (*batch, spec.n_agents, spec.n_agents)))
     return jnp.concatenate(columns, axis=-1)

@@ -95,6 +95,15 @@ def evaluate_run(path: Path | str, episodes: int, which: str = "best") -> pl.Dat
     return frame.filter(pl.col("which") == which).drop("which")
 
 
+def evaluate_fresh(config: RunConfig, episodes: int) -> pl.DataFrame:
+    """Greedy episodes of what a config begins with (saved policies, for one): one row per episode and member."""
+    check(config)
+    use_compilation_cache()
+    with closing(open_engine(config)) as engine:
+        frame = _absolute(engine, engine.policies(engine.init()), episodes, "rookery eval")
+    return frame.filter(pl.col("which") == "last").drop("which")
+
+
 def _train(engine: Engine, folder: RunFolder, progress: Progress, log: Sequence[str]) -> None:
     needed = checkpoint.nbytes(engine.shapes) * (engine.config.checkpoints.keep + 2)
     checkpoint.check_writable(folder.checkpoints, needed)

@@ -17,20 +17,23 @@ import numpy as np
 import pytest
 from small import assert_same
 
-from rookery.algorithms.q import Q, Replay, Target
+from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import Clock, Collect, global_state
+from rookery.memory.replay import Replay
 from rookery.nets.agent import Net
 from rookery.nets.inputs import own_view
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
+from rookery.nets.target import Target
 from rookery.tasks.catalog import FACTS
 from rookery.tasks.compiled.matrix import CLIMBING
 from rookery.tasks.compiled.maze import Maze
+from rookery.tasks.compiled.mpe import Mpe
 from rookery.tasks.measure import random_score
 from rookery.training.compiled.program import Program
 from rookery.training.config import Evaluation, RunConfig
-from rookery.training.state import RunState
+from rookery.training.state import RunState, score
 
 PAYOFF = np.array(CLIMBING)
 SEEDS = (0, 1, 2, 3, 4)
@@ -52,7 +55,7 @@ def learn(config: RunConfig) -> tuple[RunState, np.ndarray]:
     iterations = -(-config.steps // (config.algo.collect.envs * _real(program)))
     state, _ = jax.jit(partial(program.chunk, iterations=iterations), donate_argnums=0)(state)
     _, episodes = jax.jit(program.evaluate)(state)
-    return state, np.asarray(program.score(episodes)).mean(axis=1)
+    return state, np.asarray(score(program.task.spec, episodes)).mean(axis=1)
 
 
 def _real(program: Program) -> float:
@@ -201,6 +204,25 @@ def test_simple_spread_is_learnt(preset: str, steps: int) -> None:
     (score,) = learn(config)[1]
     # A quarter of the way from chance to the reference, and far outside the noise of 128 episodes.
     assert score > facts.random + 0.25 * (facts.reference - facts.random)
+
+
+@pytest.mark.parametrize("preset", ["maddpg", "masac"])
+def test_a_listener_learns_what_its_speaker_says(preset: str) -> None:
+    """Agents of different kinds, with different observations and actions, by the gradient of their critics."""
+    facts, name = FACTS["mpe/simple_speaker_listener"], "mpe/simple_speaker_listener"
+    config = RunConfig(preset, name, PRESETS[preset], TASKS[name], 80_000, evaluation=Evaluation(episodes=128))
+    (score,) = learn(config)[1]
+    assert score > facts.random + 0.5 * (facts.reference - facts.random)
+
+
+@pytest.mark.parametrize("preset", ["td3", "sac"])
+def test_a_continuous_task_is_learnt(preset: str) -> None:
+    """One agent goes to a landmark: the best it can do is lose what the way there costs."""
+    task = Mpe(scenario="simple", action_type="continuous")
+    chance, _, _ = random_score(task, 512, jax.random.PRNGKey(0))
+    config = RunConfig(preset, "mpe/simple", PRESETS[preset], task, 50_000, evaluation=Evaluation(episodes=128))
+    (score,) = learn(config)[1]
+    assert chance < -25 and score > 0.5 * chance
 
 
 def test_learning_is_the_same_twice() -> None:

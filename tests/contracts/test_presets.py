@@ -25,7 +25,7 @@ from rookery.core.registry import PRESETS
 from rookery.training import checkpoint
 from rookery.training.check import check
 from rookery.training.compiled.program import Program
-from rookery.training.state import RunState
+from rookery.training.state import RunState, score
 
 ITERATIONS = 3
 presets = pytest.mark.parametrize("preset", list(PRESETS))
@@ -133,7 +133,7 @@ def test_evaluation_uses_what_the_update_returned(preset: str) -> None:
     assert_same(policies.last, acting)
     assert_same(policies.best, acting)
     assert differs(policies.best, state.members.best)
-    np.testing.assert_allclose(evaluated.members.best_score, program.score(episodes).mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(evaluated.members.best_score, score(program.task.spec, episodes).mean(axis=1), rtol=1e-6)
     # A worse one does not replace it.
     proud = RunState(_with_score(evaluated.members, 1e9), evaluated.iteration, evaluated.budget)
     later, _ = chunk_of(config, ITERATIONS)(proud)
