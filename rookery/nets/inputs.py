@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rookery.core.types import Spec, Step
+from rookery.core.types import Action, ActionSpec, Spec, Step
 
 
 def own_view(
@@ -25,3 +25,12 @@ def own_view(
 def view_size(spec: Spec, *, agent_id: bool, last_action: bool = False) -> int:
     """Length of `own_view`."""
     return spec.obs_size + last_action * spec.action.width + agent_id * spec.n_agents
+
+
+def encode_action(spec: ActionSpec, action: Action) -> Float[Array, "*b width"]:
+    """Actions as numbers for a network: one-hot for each branch; a box's and binary ones as they are."""
+    if spec.kind in ("box", "multi_binary"):
+        return action.astype(jnp.float32)
+    if spec.kind == "discrete":
+        return jax.nn.one_hot(action, spec.width)
+    return jnp.concatenate([jax.nn.one_hot(action[..., i], n) for i, n in enumerate(spec.sizes)], axis=-1)
