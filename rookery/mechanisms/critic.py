@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ class Value:
     """Decay of those statistics per update (debiased)."""
 
 
+@runtime_checkable
 class Network(Protocol):
     """What a critic needs of its network: `Net`, or one whose weights are generated."""
 
