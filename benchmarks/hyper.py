@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
 from rookery.core.registry import PRESETS, TASKS
-from rookery.nets.increments import bilinear
+from rookery.nets.increments import FullModes, RankOneModes
 from rookery.training.compiled.program import Program
 from rookery.training.config import RunConfig
 
@@ -39,6 +39,16 @@ def naive(weight: Any, f: Any, x: Any) -> Any:
 def naive_shared(weight: Any, f: Any, x: Any) -> Any:
     """A matrix for each environment: all agents have the same increment."""
     return jnp.einsum("bai,bio->bao", x, jnp.einsum("bf,fio->bio", f[:, 0], weight))
+
+
+def full(weight: Any, f: Any, x: Any) -> Any:
+    """The contraction."""
+    return FullModes(weight, jnp.zeros(weight.shape[::2])).effect(f, x)
+
+
+def rank_one(weight: Any, f: Any, x: Any) -> Any:
+    """The contraction with modes of rank one."""
+    return RankOneModes(weight[:, 0].T, weight[:, 1], jnp.zeros(weight.shape[::2])).effect(f, x)
 
 
 def layer(form: Callable[..., Any], features: int) -> tuple[Callable[[], Any], int]:
@@ -74,8 +84,13 @@ def least_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str,
 
 def forms(rounds: int) -> list[dict[str, Any]]:
     """Milliseconds and megabytes of both forms."""
-    ways = {"bilinear": bilinear, "matrix for each example": naive, "matrix for each environment": naive_shared}
-    made = {(way, n): layer(form, n) for way, form in ways.items() for n in (4, 8, 64)}
+    ways = {
+        "rank one": rank_one,
+        "bilinear": full,
+        "matrix for each example": naive,
+        "matrix for each environment": naive_shared,
+    }
+    made = {(way, n): layer(form, n) for way, form in ways.items() for n in (4, 16, 64)}
     seconds = least_seconds({str(key): call for key, (call, _) in made.items()}, rounds)
     return [
         {"form": way, "features": n, "ms": round(1e3 * seconds[str((way, n))], 2), "MB": round(size / 1e6, 1)}

@@ -115,7 +115,7 @@ class PPO:
         self.probe.check(sequences // self.collect.shards)
         if self.order == "sequential" and (self.actor.weights == "shared" or self.hyper.generate != "none"):
             raise ConfigError(
-                "algo.order sequential needs agents whose weights are their own: set --algo.actor.weights per_agent and "
+                "algo.order sequential needs agents with weights of their own: set --algo.actor.weights per_agent and "
                 "--algo.hyper.generate none."
             )
         if self.order == "sequential" and self.explore.parameter_noise > 0:
@@ -217,9 +217,12 @@ class PPO:
         about = {"advantage_std": spread}
         if self.probe.states:
             seen = probe.keep_first(state.probe, probe.gather(rollout, rows, self.probe.states), clock.iteration)
-            state = replace(state, probe=seen)
-            about |= self._gradient_variance(spec, state, batch, carries, key)
-        old = state.nets
+            state, groups = replace(state, probe=seen), tuple(name for name in state.opt if name != "critic")
+            about |= probe.gradient_variance(
+                lambda chosen: self._gradients(spec, state.nets, *pick(batch, carries, chosen), groups)[0],
+                probe.minibatches(stream(key, "probe"), batch.filled.shape[1], self.minibatches),
+            )
+        old, actor = state.nets, self._actor(spec)
         learn = self._in_turn if self.order == "sequential" else self._learn
         state, steps, more = learn(spec, state, batch, carries, clock, key)
         metrics = steps.summed().metrics()
@@ -227,13 +230,13 @@ class PPO:
         # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         metrics["check/first_ratio_error"] = steps.at(0).metrics()["ratio_error"]
         weights = {name: w for name, w in state.nets.items() if name != "critic"}
-        weights, of_actor = self._actor(spec).updated(weights, clock)
-        state = replace(state, nets={**state.nets, **weights})
-        if self.probe.states:
-            about |= self._policy_change(spec, old, state)
+        weights, of_actor = actor.updated(weights, clock)
+        if state.probe is not None:
+            about |= probe.policy_change(spec, actor, old, weights, state.probe)
         if self.explore.parameter_noise > 0:
-            state, more = self._adapt_noise(spec, state, batch, carries[0], key)
-        return state, {**metrics, **about, **of_actor, **more}
+            target = self.explore.parameter_noise
+            weights["noise"], more = explore.renew(spec, actor, weights, batch, carries[0], target, key)
+        return replace(state, nets={**state.nets, **weights}), {**metrics, **about, **of_actor, **more}
 
     def _learn(
         self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, key: Array
@@ -275,42 +278,6 @@ class PPO:
         )
         state = replace(state, nets={**state.nets, "actor": weights}, opt={**state.opt, "actor": opt})
         return state, steps, {**critic.summed().metrics(), "happo_factor": factor}
-
-    # -- measures -----------------------------------------------------------------------------------------------
-    def _gradient_variance(
-        self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, key: Array
-    ) -> Metrics:
-        """Of the policy gradient over minibatches, at the weights before the update."""
-        count = batch.filled.shape[1]
-        parts = self.minibatches if self.minibatches > 1 else next(n for n in range(2, count + 1) if count % n == 0)
-        groups = tuple(name for name in state.opt if name != "critic")
-        return probe.gradient_variance(
-            lambda chosen: self._gradients(spec, state.nets, *pick(batch, carries, chosen), groups)[0],
-            batches.shuffled(stream(key, "probe"), count).reshape(parts, -1),
-        )
-
-    def _policy_change(self, spec: Spec, old: Weights, state: PPOState) -> Metrics:
-        """Between the policies before and after an update, on the probe set."""
-        seen = state.probe
-        assert seen is not None
-        rows = jax.tree.map(lambda x: x[None], seen.step)
-        was, now = (self._actor(spec).read(spec, nets, seen.carry, rows)[1] for nets in (old, state.nets))
-        return probe.change(spec, was, now, rows)
-
-    def _adapt_noise(
-        self, spec: Spec, state: PPOState, batch: Batch, carry: Carry, key: Array
-    ) -> tuple[PPOState, Metrics]:
-        """Fresh noise on the weights, of a scale that follows the distance that the last one made."""
-        nets, step = state.nets, batch.step
-        clean, noisy = (
-            self._actor(spec).read(spec, weights, carry, step, batch.action)[1]
-            for weights in (nets, explore.noisy(nets))
-        )
-        found = explore.distance(spec, clean, noisy, step.legal, batch.active)
-        key = stream(shards.total(key), "noise")
-        noise, far = explore.adapt(spec, nets["noise"], found, self.explore.parameter_noise, nets["actor"].net, key)
-        metrics = {"explore/distance": Mean.of(far), "explore/parameter_noise": Mean.of(noise.scale)}
-        return replace(state, nets={**nets, "noise": noise}), metrics
 
     def _prepare(
         self, spec: Spec, state: PPOState, rollout: Rollout, rows: int
@@ -364,7 +331,14 @@ class PPO:
         actor, step = self._actor(spec), batch.step
         _, now, aux = actor.read(spec, nets, carry, step, batch.action)
         metrics, worst = surrogate(
-            spec.action, now, step.legal, batch.action, batch.extra["log_prob"], batch.advantage, batch.active, self.clip
+            spec.action,
+            now,
+            step.legal,
+            batch.action,
+            batch.extra["log_prob"],
+            batch.advantage,
+            batch.active,
+            self.clip,
         )
         policy, entropy = metrics["policy_loss"], metrics["entropy"]
         total = policy.total - self.entropy * entropy.total

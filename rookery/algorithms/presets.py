@@ -164,11 +164,11 @@ PRESETS["hyper_mappo_local"] = replace(_mappo, hyper=Hyper("all", scope="local")
 PRESETS["hyper_mappo_notes"] = replace(
     PRESETS["mappo_onpolicy"],
     actor=Net("mlp", width=64, layers=1),
-    hyper=Hyper("all", features=64, target="anchor", every=100),
+    hyper=Hyper("all", features=64, modes="full", width=64, target="anchor", every=100),
 )
 # Rivals: weights generated from agent embeddings (HyperMARL, Tessera et al. 2025; its SMAX form generates what stands
 # after the GRU), weights of one's own, and sequential updates of those (HAPPO, Kuba et al. 2022).
-PRESETS["hypermarl"] = replace(_mappo, hyper=Hyper("embedding"))
-PRESETS["hypermarl_smax"] = replace(PRESETS["mappo_jaxmarl"], hyper=Hyper("embedding_after"))
+PRESETS["hypermarl"] = replace(_mappo, hyper=Hyper("embedding", width=64))
+PRESETS["hypermarl_smax"] = replace(PRESETS["mappo_jaxmarl"], hyper=Hyper("embedding_after", width=64))
 PRESETS["mappo_per_agent"] = replace(_mappo, actor=replace(_mappo.actor, weights="per_agent"))
 PRESETS["happo"] = replace(PRESETS["mappo_per_agent"], order="sequential")

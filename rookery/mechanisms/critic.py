@@ -79,9 +79,7 @@ class Critic:
         """A hidden state of zeros."""
         return self.net.carry(envs, self.viewers(spec))
 
-    def values(
-        self, spec: Spec, params: Any, carry: Array, step: Step
-    ) -> tuple[Array, Float[Array, "row b viewer"]]:
+    def values(self, spec: Spec, params: Any, carry: Array, step: Step) -> tuple[Array, Float[Array, "row b viewer"]]:
         """Values as the critic predicts them (normalized)."""
         team = None if self.value.sees == "obs" else global_state(spec, step).astype(jnp.float32)
         if self.value.sees in ("obs", "both"):

@@ -13,8 +13,10 @@ from jaxtyping import Array, Float
 
 from rookery.core import shards
 from rookery.core.errors import ConfigError
-from rookery.core.types import Action, ActionSpec, Mean, Spec
-from rookery.mechanisms.actor import ActorWeights, Distribution
+from rookery.core.keys import stream
+from rookery.core.types import Action, ActionSpec, Carry, Mean, Metrics, Spec
+from rookery.mechanisms.actor import Actor, ActorWeights, Distribution, Weights
+from rookery.mechanisms.batch import Batch
 from rookery.ops import distributions
 
 START, FACTOR = 0.01, 1.02
@@ -81,6 +83,17 @@ def distance(spec: Spec, clean: Distribution, noisy: Distribution, legal: Array,
     return Mean.of(
         distributions.kl(spec.action, clean.params, clean.log_std, noisy.params, noisy.log_std, legal), active
     )
+
+
+def renew(
+    spec: Spec, actor: Actor, nets: Weights, batch: Batch, carry: Carry, target: float, key: Array
+) -> tuple[ParameterNoise, Metrics]:
+    """Fresh noise, of a scale that follows the distance that the last one made in a batch."""
+    clean, now = (actor.read(spec, w, carry, batch.step, batch.action)[1] for w in (nets, noisy(nets)))
+    found = distance(spec, clean, now, batch.step.legal, batch.active)
+    # All shards must draw the same.
+    noise, far = adapt(spec, nets["noise"], found, target, nets["actor"].net, stream(shards.total(key), "noise"))
+    return noise, {"explore/distance": Mean.of(far), "explore/parameter_noise": Mean.of(noise.scale)}
 
 
 def adapt(

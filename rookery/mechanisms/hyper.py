@@ -1,7 +1,7 @@
 """Hypernetworks that change the actors' weights from row to row, or generate them from agent embeddings.
 
-theta = theta_base + dtheta(what the team sees). The increment dtheta is a linear function of a few features; its head is
-zero at the start, so that the first policy is MAPPO's. Increments are never made: see `nets.increments`.
+theta = theta_base + dtheta(what the team sees). The increment dtheta is a linear function of a few features; its head
+is zero at the start, so that the first policy is MAPPO's. Increments are never made: see `nets.increments`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.types import Action, Carry, Entities, Clock, Extra, Mean, Metrics, Spec, Step
+from rookery.core.types import Action, Carry, Clock, Entities, Extra, Mean, Metrics, Spec, Step
 from rookery.mechanisms.actor import Actor, ActorWeights, Aux, Distribution, PlainActor, Weights
-from rookery.nets import hypernet
+from rookery.nets import hypernet, increments
 from rookery.nets.agent import Net, Params
 from rookery.nets.hypernet import EmbeddedNet
-from rookery.nets.increments import Changes, Modes, changed, gram, modes, squared_norm
+from rookery.nets.increments import Changes, Modes, changed, squared_norm
 from rookery.nets.inputs import encode_action, own_view, view_size
+from rookery.nets.layers import Linear
 from rookery.ops import distributions
 
 PAIRED = 8
@@ -37,9 +38,11 @@ class Hyper:
     """last: increments of the actor's head, and trainable scales of the other layers; all: increments of every dense
     layer; embedding: an embedding of each agent generates all weights of actor and critic (HyperMARL);
     embedding_after: only those after the GRU."""
-    features: int = 4
+    features: int = 16
     """Numbers that an increment is a linear function of; one of them is the constant 1 (the head's bias)."""
-    width: int = 64
+    modes: Literal["rank_one", "full"] = "rank_one"
+    """What a feature adds to a layer: a matrix of rank one (cheap), or any matrix (costs as much as the layer)."""
+    width: int = 32
     """Units of the hypernetwork's layers."""
     heads: int = 4
     """Attention heads over agents."""
@@ -91,12 +94,16 @@ class Hyper:
         """Refuse what does not fit together."""
         if not self.changes:
             if self.embeds and actor.weights == "per_agent":
-                raise ConfigError("algo.hyper.generate embedding makes every agent's weights: set actor.weights shared.")
+                raise ConfigError(
+                    "algo.hyper.generate embedding makes every agent's weights: set actor.weights shared."
+                )
             if self.embeds and spec.n_agents > self.width:
                 raise ConfigError(f"algo.hyper.width must be at least the number of agents, {spec.n_agents}.")
             return
         if self.scope == "local" and not self.per_agent:
-            raise ConfigError("algo.hyper.scope local makes an increment for each agent; set algo.hyper.per_agent true.")
+            raise ConfigError(
+                "algo.hyper.scope local makes an increment for each agent; set algo.hyper.per_agent true."
+            )
         if self.scope == "joint" and (self.heads < 1 or self.width % self.heads):
             raise ConfigError(f"algo.hyper.heads ({self.heads}) must divide algo.hyper.width ({self.width}).")
         if self.features < 2 or self.window < 1 or self.every < 1:
@@ -125,7 +132,7 @@ class Hyper:
         """The network of the critic."""
         if self.embeds:
             return self.embedded(net)
-        return ChangedNet(net, self.features, self.width, self.generate) if self.changes and self.critic else net
+        return ChangedNet(net, self) if self.changes and self.critic else net
 
     def embedded(self, net: Net) -> EmbeddedNet:
         """The network with generated weights."""
@@ -140,13 +147,17 @@ class HyperWeights(eqx.Module):
     """Of the outputs of layers that are not generated."""
 
 
-def fresh_layers(net: Params, features: int, generate: str) -> tuple[dict[str, Modes], dict[str, Array]]:
+def fresh_layers(net: Params, hyper: Hyper, key: Array) -> tuple[dict[str, Modes], dict[str, Array]]:
     """Zero increments of the layers that are generated, unit scales of the others."""
+
+    def made(name: str, layer: Linear) -> Modes:
+        return increments.modes(layer, hyper.features, stream(key, name), full=hyper.modes == "full")
+
     trunk = {f"before{i}": layer for i, layer in enumerate(net.before)}
     trunk |= {f"after{i}": layer for i, layer in enumerate(net.after)}
-    if generate == "all":
-        return {name: modes(layer, features) for name, layer in {**trunk, "head": net.head}.items()}, {}
-    return {"head": modes(net.head, features)}, {name: jnp.ones(x.bias.shape[-1]) for name, x in trunk.items()}
+    if hyper.generate == "all":
+        return {name: made(name, layer) for name, layer in {**trunk, "head": net.head}.items()}, {}
+    return {"head": made("head", net.head)}, {name: jnp.ones(x.bias.shape[-1]) for name, x in trunk.items()}
 
 
 class ChangedWeights(eqx.Module):
@@ -159,9 +170,7 @@ class ChangedNet:
     """A `Net` with increments that its own input makes: a critic sees the whole team already."""
 
     net: Net
-    features: int
-    width: int
-    generate: str
+    hyper: Hyper
 
     @property
     def weights(self) -> Literal["shared", "per_agent"]:
@@ -178,8 +187,9 @@ class ChangedNet:
     ) -> ChangedWeights:
         """The net's weights as they are without increments; increments of zero."""
         net = self.net.init(key, agents, n_in, n_out, gain, entities)
-        body = hypernet.body(stream(key, "hyper"), n_in, self.width, self.features - 1, "none", 1, joint=False)
-        return ChangedWeights(net, HyperWeights(body, *fresh_layers(net, self.features, self.generate)))
+        h, key = self.hyper, stream(key, "hyper")
+        body = hypernet.body(key, n_in, h.width, h.features - 1, "none", 1, joint=False)
+        return ChangedWeights(net, HyperWeights(body, *fresh_layers(net, h, key)))
 
     def carry(self, *batch: int) -> Float[Array, "*b h"]:
         """A hidden state of zeros."""
@@ -233,13 +243,10 @@ class HyperActor:
 
     def init(self, spec: Spec, key: Array) -> Weights:
         """The base actor's weights as they are without a hypernetwork; increments of zero."""
-        h, weights = self.hyper, self.base.init(spec, key)
-        layers, scales = fresh_layers(weights["actor"].net, h.features, h.generate)
-        body = hypernet.body(
-            stream(key, "hyper"), self._inputs(spec), h.width, h.features - 1, h.history, h.window,
-            joint=h.scope == "joint",
-        )  # fmt: skip
-        weights["hyper"] = HyperWeights(body, layers, scales)
+        h, weights, key = self.hyper, self.base.init(spec, key), stream(key, "hyper")
+        joint, n_in, n_out = h.scope == "joint", self._inputs(spec), h.features - 1
+        body = hypernet.body(key, n_in, h.width, n_out, h.history, h.window, joint=joint)
+        weights["hyper"] = HyperWeights(body, *fresh_layers(weights["actor"].net, h, key))
         if h.target == "anchor":
             weights["hyper_target"] = jax.tree.map(jnp.copy, weights["hyper"])
         return weights
@@ -280,11 +287,8 @@ class HyperActor:
     ) -> tuple[Carry, Distribution, Aux]:
         """Distributions for rows [row, b, agent, ...]; features of their increments, and what they are measured by."""
         hyper: HyperWeights = weights["hyper"]
-        after, params, own, looks = self._read(spec, weights["actor"], hyper, carry, step, action)
-        products, size = gram(hyper.layers)
-        aux = {"features": own["own"], "applied": own["applied"], "gram": products, "size": jnp.float32(size)}
-        if looks is not None:
-            aux["looks"] = looks
+        after, params, own = self._read(spec, weights["actor"], hyper, carry, step, action)
+        aux = {**own, "gram": increments.gram(hyper.layers), "size": jnp.float32(increments.size(hyper.layers))}
         if "hyper_target" in weights:
             old = jax.lax.stop_gradient((weights["actor"], weights["hyper_target"]))
             aux["anchor"] = self._read(spec, *old, carry, step, action)[1]
@@ -292,13 +296,12 @@ class HyperActor:
 
     def _read(
         self, spec: Spec, actor: ActorWeights, hyper: HyperWeights, carry: Carry, step: Step, action: Action | None
-    ) -> tuple[Carry, Array, Aux, Array | None]:
+    ) -> tuple[Carry, Array, Aux]:
         """Carry, parameters of distributions, features (of this row's increment, of all that is applied), attention."""
-        carry = dict(carry)
+        carry, aux = dict(carry), {}
         token = self._tokens(spec, hyper.body, carry, step, action)
-        looks = None
         if hyper.body.attention is not None:
-            token, looks = hypernet.attend(hyper.body.attention, token, step.alive, self.hyper.heads)
+            token, aux["looks"] = hypernet.attend(hyper.body.attention, token, step.alive, self.hyper.heads)
         if not self.hyper.per_agent:
             token = jnp.broadcast_to(hypernet.team_token(token, step.alive), token.shape)
         own = jnp.tanh(hyper.body.out(token))
@@ -312,10 +315,8 @@ class HyperActor:
             carry["total"], applied = add_up(carry["total"], own, step.first)
         assert isinstance(actor.net, Params)
         changes = Changes(layers, applied)
-        carry["net"], params = self._net.unroll(
-            actor.net, carry["net"], x, step.first, spec.entities, changes=changes
-        )
-        return carry, params, {"own": own, "applied": applied}, looks
+        carry["net"], params = self._net.unroll(actor.net, carry["net"], x, step.first, spec.entities, changes=changes)
+        return carry, params, {**aux, "features": own, "applied": applied}
 
     def _tokens(
         self, spec: Spec, body: hypernet.Body, carry: dict[str, Array], step: Step, action: Action | None
@@ -380,23 +381,29 @@ class HyperActor:
     ) -> dict[str, tuple[float, Mean]]:
         """Smoothness and alignment, and (of weight 0) the size of increments."""
         smooth = smoothness(aux["gram"], aux["size"], aux["features"], step.first, active)
-        before, before_std = aux.get("anchor", old["params"]), old["log_std"]
+        before, before_std = old["params"], old["log_std"]
         if "anchor" in aux:
-            before_std = jax.lax.stop_gradient(now.log_std)
+            before, before_std = aux["anchor"], jax.lax.stop_gradient(now.log_std)
         moved = distributions.kl(spec.action, before, before_std, now.params, now.log_std, step.legal)
-        size = jnp.sqrt(squared_norm(*jax.lax.stop_gradient((aux["gram"], aux["applied"]))))
-        logged = {"hyper/increment": Mean.of(size, active)}
-        for i, name in enumerate(spec.agents):
-            logged[f"hyper/increment/{name}"] = Mean.of(size[..., i], active[..., i])
+        products, applied = jax.lax.stop_gradient((aux["gram"], aux["applied"]))
+        values = {"hyper/align": moved, "hyper/increment": jnp.sqrt(squared_norm(products, applied))}
         if "looks" in aux:
             looks = jax.lax.stop_gradient(aux["looks"])
-            spread = -jnp.sum(looks * jnp.log(jnp.maximum(looks, 1e-9)), axis=-1)
-            logged["hyper/attention_entropy"] = Mean.of(spread, active)
-        losses = {
-            "hyper/smooth": (self.hyper.smooth, smooth),
-            "hyper/align": (self.hyper.align, Mean.of(moved, active)),
+            values["hyper/attention_entropy"] = -jnp.sum(looks * jnp.log(jnp.maximum(looks, 1e-9)), axis=-1)
+        means = {"hyper/smooth": smooth, **Mean.of_each(values, active)}
+        weights = {"hyper/smooth": self.hyper.smooth, "hyper/align": self.hyper.align}
+        return {name: (weights.get(name, 0.0), mean) for name, mean in means.items()} | {
+            f"hyper/increment/{name}": (0.0, mean)
+            for name, mean in zip(spec.agents, _each_agent(values["hyper/increment"], active), strict=True)
         }
-        return {**losses, **{name: (0.0, mean) for name, mean in logged.items()}}
+
+
+def _each_agent(x: Float[Array, "row b agent"], active: Bool[Array, "row b agent"]) -> list[Mean]:
+    """Means over rows, one for each agent."""
+    n = x.shape[-1]
+    totals = jnp.ones(x.size // n) @ jnp.where(active, x, 0.0).reshape(-1, n)
+    weights = jnp.ones(x.size // n) @ active.reshape(-1, n).astype(jnp.float32)
+    return [Mean(totals[i], weights[i]) for i in range(n)]
 
 
 def add_up(

@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Int
 
 from rookery.core.errors import ConfigError
 from rookery.core.types import Carry, Mean, Metrics, Rollout, Spec, Step
-from rookery.mechanisms.actor import Distribution
-from rookery.ops import distributions
+from rookery.mechanisms.actor import Actor, Distribution, Weights
+from rookery.ops import batches, distributions
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,22 @@ class ProbeSet(eqx.Module):
 
 def gather(rollout: Rollout, rows: int, states: int) -> ProbeSet:
     """Evenly spaced rows among those that open a training sequence."""
-    opening = jax.tree.map(lambda x: x[:-1:rows].reshape(-1, *x.shape[2:]), rollout.step)
-    carry = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.carry)
-    count = opening.first.shape[0]
-    at = (jnp.arange(states) * count) // states
-    return jax.tree.map(lambda x: x[at], ProbeSet(opening, carry))
+    opening = jax.tree.map(lambda x: x[:-1:rows], rollout.step)
+    both = batches.join_axes(ProbeSet(opening, rollout.carry))
+    at = (jnp.arange(states) * both.step.first.shape[0]) // states
+    return jax.tree.map(lambda x: x[at], both)
 
 
-def keep_first(kept: ProbeSet, now: ProbeSet, iteration: Int[Array, ""]) -> ProbeSet:
+def keep_first(kept: ProbeSet | None, now: ProbeSet, iteration: Int[Array, ""]) -> ProbeSet:
     """The set of the first iteration."""
     return jax.tree.map(lambda old, new: jnp.where(iteration == 0, new, old), kept, now)
+
+
+def policy_change(spec: Spec, actor: Actor, old: Weights, new: Weights, seen: ProbeSet) -> Metrics:
+    """Between the policies before and after an update, on the probe set."""
+    rows = jax.tree.map(lambda x: x[None], seen.step)
+    was, now = (actor.read(spec, weights, seen.carry, rows)[1] for weights in (old, new))
+    return change(spec, was, now, rows)
 
 
 def change(spec: Spec, old: Distribution, new: Distribution, step: Step) -> Metrics:
@@ -69,6 +75,13 @@ def change(spec: Spec, old: Distribution, new: Distribution, step: Step) -> Metr
 
 def _greedy(spec: Spec, now: Distribution, legal: Bool[Array, "*b action"]) -> Array:
     return distributions.sample(spec.action, now.params, now.log_std, legal, jax.random.PRNGKey(0), greedy=True)
+
+
+def minibatches(key: Array, count: int, parts: int) -> Int[Array, "part item"]:
+    """All sequences in random order, in `parts` minibatches; in as few as possible if `parts` is 1."""
+    if parts == 1:
+        parts = next(n for n in range(2, count + 1) if count % n == 0)
+    return batches.shuffled(key, count).reshape(parts, -1)
 
 
 def gradient_variance(gradient: Callable[[Array], Any], minibatches: Int[Array, "part item"]) -> Metrics:

@@ -17,14 +17,15 @@ from rookery.nets.agent import Net, Params
 from rookery.nets.layers import Linear, linear, orthogonal
 
 History = Literal["none", "lstm", "gru", "window"]
+_FEW = 5
+"""Agents up to which attention is faster as products of numbers: XLA on CPUs calls a matmul for each example."""
 
 
 class Attention(eqx.Module):
     """Agents look at each other."""
 
-    query: Linear
-    key: Linear
-    value: Linear
+    look: Linear
+    """Queries, keys and values, side by side."""
     out: Linear
 
 
@@ -43,9 +44,10 @@ def body(key: Array, n_in: int, width: int, n_out: int, history: History, window
         "lstm": lambda k: recurrent.lstm(k, width, width),
         "window": lambda k: linear(k, window * width, width, 2**0.5),
     }[history]
-    q, k, v, out = (stream(key, name) for name in ("query", "key", "value", "out"))
+    three = [orthogonal(stream(key, name), width, width) for name in ("query", "key", "value")]
+    look = Linear(jnp.concatenate(three, axis=1), jnp.zeros(3 * width))
     # What returns to the residual stream starts small.
-    looks = Attention(*(linear(x, width, width) for x in (q, k, v)), linear(out, width, width, 0.1))
+    looks = Attention(look, linear(stream(key, "out"), width, width, 0.1))
     return Body(
         encoder=(linear(stream(key, "encoder"), n_in, width, 2**0.5),),
         history=make(stream(key, "history")),
@@ -100,12 +102,23 @@ def attend(
     p: Attention, x: Float[Array, "*b agent width"], alive: Bool[Array, "*b agent"], heads: int
 ) -> tuple[Float[Array, "*b agent width"], Float[Array, "*b agent seen"]]:
     """Tokens that have looked at those of living agents, and at whom they looked (the mean of all heads)."""
-    q, k, v = (layer(x).reshape(*x.shape[:-1], heads, -1) for layer in (p.query, p.key, p.value))
-    scores = jnp.einsum("...qhd,...khd->...hqk", q, k) / q.shape[-1] ** 0.5
+    q, k, v = jnp.split(p.look(x), 3, axis=-1)
+    agents, size = x.shape[-2], x.shape[-1] // heads
+    few = agents <= _FEW
+    # Sums over the columns of a head, as a product.
+    sums = jnp.repeat(jnp.eye(heads), size, axis=0)
+    split = lambda y: y.reshape(*y.shape[:-1], heads, size)  # noqa: E731
+    if few:
+        scores = jnp.stack([(q * k[..., j : j + 1, :]) @ sums for j in range(agents)], axis=-1)
+    else:
+        scores = jnp.einsum("...qhd,...khd->...qhk", split(q), split(k))
     # Not minus infinity: where everyone is dead, the row counts for nothing but must stay finite.
-    weights = jax.nn.softmax(jnp.where(alive[..., None, None, :], scores, -1e9))
-    looked = jnp.einsum("...hqk,...khd->...qhd", weights, v).reshape(x.shape)
-    return x + p.out(looked), jnp.mean(weights, axis=-3)
+    weights = jax.nn.softmax(jnp.where(alive[..., None, None, :], scores / size**0.5, -1e9))
+    if few:
+        looked = sum(((weights[..., j] @ sums.T) * v[..., j : j + 1, :] for j in range(agents)), jnp.zeros_like(v))
+    else:
+        looked = jnp.einsum("...qhk,...khd->...qhd", weights, split(v)).reshape(x.shape)
+    return x + p.out(looked), jnp.mean(weights, axis=-2)
 
 
 def team_token(x: Float[Array, "*b agent width"], alive: Bool[Array, "*b agent"]) -> Float[Array, "*b one width"]:
@@ -120,7 +133,7 @@ class Embedded(eqx.Module):
     embedding: Float[Array, "agent embed"]
     hidden: Linear
     bank: Params
-    """What the hidden units add up to weights: each leaf leads with an axis of them; None where nothing is generated."""
+    """Weights are sums of these over hidden units: leaves lead with an axis of units; None where none are generated."""
     shared: Params
     """Weights that all agents share; None where they are generated."""
 

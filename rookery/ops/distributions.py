@@ -120,8 +120,11 @@ def kl(
         yes = p * (jax.nn.log_sigmoid(old) - jax.nn.log_sigmoid(new))
         no = (1 - p) * (jax.nn.log_sigmoid(-old) - jax.nn.log_sigmoid(-new))
         return jnp.sum(jnp.where(legal, yes + no, 0.0), axis=-1)
-    parts = []
-    for p, q, ok in zip(*(_branches(spec, x) for x in (old, new, legal)), strict=True):
+
+    def branch(p: Array, q: Array, ok: Array) -> Array:
         log_p, log_q = _categorical(p, ok), _categorical(q, ok)
-        parts.append(jnp.sum(jnp.where(ok, jnp.exp(log_p) * (log_p - log_q), 0.0), axis=-1))
+        return jnp.sum(jnp.where(ok, jnp.exp(log_p) * (log_p - log_q), 0.0), axis=-1)
+
+    branches = zip(_branches(spec, old), _branches(spec, new), _branches(spec, legal), strict=True)
+    parts = [branch(p, q, ok) for p, q, ok in branches]
     return sum(parts[1:], parts[0])

@@ -16,13 +16,13 @@ from small import assert_close, assert_same, differs, hasty_jit
 from rookery.algorithms.ppo import PPO, PPOState
 from rookery.core.errors import ConfigError
 from rookery.core.types import ActionSpec, Clock, Collect, Rollout, Spec, Step
-from rookery.mechanisms.actor import Distribution
+from rookery.mechanisms.actor import Actor, Distribution
 from rookery.mechanisms.explore import Explore
 from rookery.mechanisms.hyper import Hyper, HyperActor, HyperWeights, add_up, smoothness
 from rookery.mechanisms.probe import Probe
 from rookery.nets import hypernet, increments, recurrent
 from rookery.nets.agent import Net
-from rookery.nets.increments import Modes
+from rookery.nets.increments import FullModes, Modes, RankOneModes
 from rookery.ops import distributions
 from rookery.tasks.compiled.mpe import Mpe
 from rookery.training.compiled.rollout import collect, open_worlds
@@ -91,7 +91,7 @@ def gradient(algo: PPO, state: PPOState, rollout: Rollout) -> Any:
 @pytest.mark.parametrize(
     "algo",
     [
-        hyper("all"),
+        hyper("all", modes="full"),
         hyper("last", history="gru", per_agent=False, critic=True),
         hyper("all", scope="local", increment="accumulate", history="window"),
     ],
@@ -106,21 +106,47 @@ def test_before_the_first_update_it_is_mappo(algo: PPO) -> None:
     same = replace(critic, net=plain.nets["critic"]) if algo.hyper.critic else plain.nets["critic"]
     state = replace(state, nets={**state.nets, "actor": plain.nets["actor"], "critic": same})
     own = played(algo, state)
-    assert_same((own.step, own.action, own.extra["log_prob"]), (rollout.step, rollout.action, rollout.extra["log_prob"]))
+    assert_same(
+        (own.step, own.action, own.extra["log_prob"]), (rollout.step, rollout.action, rollout.extra["log_prob"])
+    )
     found, values = gradient(algo, state, own)
     wanted, plain_values = gradient(PLAIN, plain, rollout)
     assert_close(values, plain_values, 1e-6)
     assert_close(found["actor"], wanted["actor"], 1e-6)
     assert_close(found["critic"].net if algo.hyper.critic else found["critic"], wanted["critic"], 1e-6)
     # The increments' head has a gradient already, so that it leaves zero with the first update.
-    assert all(float(jnp.abs(x).max()) > 0 for x in jax.tree.leaves(found["hyper"].layers))
+    assert all(float(jnp.abs(x).max()) > 0 for m in found["hyper"].layers.values() for x in _made(m))
+
+
+def _made(modes: Modes) -> tuple[jax.Array, jax.Array]:
+    """The arrays that are zero at the start."""
+    return (modes.weight if isinstance(modes, FullModes) else modes.right), modes.bias
 
 
 OFF = {
     "hyper": replace(
         PLAIN,
         hyper=Hyper(
-            "none", 9, 5, 3, "lstm", 7, "kl", 0.1, False, False, "accumulate", "local", 9.0, 8.0, "anchor", 3, 1.0, True, 5
+            "none",
+            9,
+            "full",
+            5,
+            3,
+            "lstm",
+            7,
+            "kl",
+            0.1,
+            False,
+            False,
+            "accumulate",
+            "local",
+            9.0,
+            8.0,
+            "anchor",
+            3,
+            1.0,
+            True,
+            5,
         ),
     ),
     "both weights": replace(PLAIN, hyper=Hyper(smooth=0.0, align=0.0)),
@@ -146,8 +172,8 @@ ON = {
 def test_the_first_update_moves_the_increment_away_from_zero(name: str) -> None:
     before, (after, metrics) = begun(ON[name])[0], updated(ON[name])
     old, new = before.nets["hyper"], after.nets["hyper"]
-    assert all(not np.any(x) for x in jax.tree.leaves(old.layers))
-    assert all(np.any(x) for x in jax.tree.leaves(new.layers))
+    assert all(not np.any(x) for m in old.layers.values() for x in _made(m))
+    assert all(np.any(x) for m in new.layers.values() for x in _made(m))
     assert set(new.layers) == ({"head"} if name in ("last", "window") else {"before0", "before1", "head"})
     assert all(np.any(x != 1) for x in new.scales.values()) and bool(new.scales) == (name in ("last", "window"))
     assert metrics["hyper/increment"] > 0 and metrics["hyper/align"] > 0 and metrics["hyper/smooth"] > 0
@@ -181,26 +207,31 @@ def test_the_target_is_refreshed_every_so_many_updates() -> None:
 
 
 @pytest.mark.parametrize(("n_in", "n_out"), [(3, 5), (5, 3)])
-def test_increments_act_as_their_matrices_would(n_in: int, n_out: int) -> None:
-    keys = jax.random.split(KEY, 4)
-    weight, bias = jax.random.normal(keys[0], (4, n_in, n_out)), jax.random.normal(keys[1], (4, n_out))
+@pytest.mark.parametrize("full", [True, False])
+def test_increments_act_as_their_matrices_would(n_in: int, n_out: int, full: bool) -> None:
+    keys = jax.random.split(KEY, 5)
+    bias = jax.random.normal(keys[1], (4, n_out))
     f, x = jax.random.normal(keys[2], (2, 6, 4)), jax.random.normal(keys[3], (2, 6, n_in))
-    matrices = jnp.einsum("tbk,kio->tbio", f, weight)
-    naive = jnp.einsum("tbi,tbio->tbo", x, matrices)
-    np.testing.assert_allclose(increments.bilinear(weight, f, x), naive, rtol=1e-4, atol=1e-5)
-    products, size = increments.gram({"head": Modes(weight, bias)})
-    biases = f @ bias
+    if full:
+        weight = jax.random.normal(keys[0], (4, n_in, n_out))
+        modes: Modes = FullModes(weight, bias)
+    else:
+        left, right = jax.random.normal(keys[0], (n_in, 4)), jax.random.normal(keys[4], (4, n_out))
+        modes, weight = RankOneModes(left, right, bias), jnp.einsum("ik,ko->kio", left, right)
+    matrices, biases = jnp.einsum("tbk,kio->tbio", f, weight), f @ bias
+    naive = jnp.einsum("tbi,tbio->tbo", x, matrices) + biases
+    np.testing.assert_allclose(modes.effect(f, x), naive, rtol=1e-4, atol=1e-5)
     norms = jnp.sum(matrices**2, axis=(2, 3)) + jnp.sum(biases**2, axis=2)
-    np.testing.assert_allclose(increments.squared_norm(products, f), norms, rtol=1e-4)
-    assert size == n_in * n_out + n_out
+    np.testing.assert_allclose(increments.squared_norm(increments.gram({"head": modes}), f), norms, rtol=1e-4)
+    assert increments.size({"head": modes}) == n_in * n_out + n_out
 
 
 # --- smoothness: constructed rollouts
 
 
-def _rows() -> tuple[Modes, jax.Array, np.ndarray, np.ndarray]:
+def _rows() -> tuple[FullModes, jax.Array, np.ndarray, np.ndarray]:
     keys = jax.random.split(KEY, 3)
-    modes = Modes(jax.random.normal(keys[0], (3, 4, 2)), jax.random.normal(keys[1], (3, 2)))
+    modes = FullModes(jax.random.normal(keys[0], (3, 4, 2)), jax.random.normal(keys[1], (3, 2)))
     f = jax.random.normal(keys[2], (6, 2, 2, 3))
     first = np.zeros((6, 2), bool)
     first[[0, 3], 0] = True  # the first environment: rows 0-2 and 3-5; the second: rows 0-3 go on, 4-5 are new
@@ -211,14 +242,16 @@ def _rows() -> tuple[Modes, jax.Array, np.ndarray, np.ndarray]:
     return modes, f, first, active
 
 
-def _smooth(modes: Modes, f: jax.Array, first: np.ndarray, active: np.ndarray) -> float:
-    products, size = increments.gram({"head": modes})
-    return float(smoothness(products, jnp.float32(size), f, jnp.asarray(first), jnp.asarray(active)).value)
+def _smooth(modes: FullModes, f: jax.Array, first: np.ndarray, active: np.ndarray) -> float:
+    products, size = increments.gram({"head": modes}), jnp.float32(increments.size({"head": modes}))
+    return float(smoothness(products, size, f, jnp.asarray(first), jnp.asarray(active)).value)
 
 
 def test_smoothness_is_the_mean_over_consecutive_increments_of_an_episode() -> None:
     modes, f, first, active = _rows()
-    delta = np.concatenate([np.einsum("tbak,kio->tbaio", f, modes.weight).reshape(6, 2, 2, -1), f @ modes.bias], axis=-1)
+    delta = np.concatenate(
+        [np.einsum("tbak,kio->tbaio", f, modes.weight).reshape(6, 2, 2, -1), f @ modes.bias], axis=-1
+    )
     squares = [
         np.mean((delta[t, b, a] - delta[t - 1, b, a]) ** 2)
         for t in range(1, 6)
@@ -246,7 +279,7 @@ def test_smoothness_couples_no_episodes_no_environments_and_no_shuffled_rows() -
 # --- reading
 
 
-def moved(actor: HyperActor, spec: Spec = SPEC, scale: float = 0.3) -> dict[str, Any]:
+def moved(actor: Actor, spec: Spec = SPEC, scale: float = 0.3) -> dict[str, Any]:
     """Weights whose increments are far from zero."""
     weights = actor.init(spec, KEY)
     made: HyperWeights = weights["hyper"]
@@ -305,7 +338,9 @@ def test_a_dead_agent_contributes_nothing(per_agent: bool) -> None:
 @pytest.mark.parametrize("history", ["none", "lstm", "gru", "window"])
 def test_local_increments_need_nobody_else(history: str) -> None:
     step = rows(SPEC, 4, 2)
-    other = eqx.tree_at(lambda s: (s.obs, s.reward), step, (step.obs.at[:, :, 1:].add(1.0), step.reward.at[:, :, 1:].add(1.0)))
+    other = eqx.tree_at(
+        lambda s: (s.obs, s.reward), step, (step.obs.at[:, :, 1:].add(1.0), step.reward.at[:, :, 1:].add(1.0))
+    )
     local, joint = hyper("all", scope="local", history=history), hyper("all", scope="joint", history=history)
     assert_same(read(local, step)[1].params[:, :, 0], read(local, other)[1].params[:, :, 0])
     assert differs(read(joint, step)[1].params[:, :, 0], read(joint, other)[1].params[:, :, 0])
@@ -372,9 +407,10 @@ def test_fusion_averages_what_past_policies_agree_with() -> None:
     # By hand, for the last row of one agent: its window has rows 3, 2 and 1.
     actor = weights["actor"]
     h = jnp.tanh(actor.net.before[1](jnp.tanh(actor.net.before[0](_view(step)[3, 0, 1]))))
-    head: Modes = weights["hyper"].layers["head"]
+    head: RankOneModes = weights["hyper"].layers["head"]
+    matrices = jnp.einsum("ik,ko->kio", head.left, head.right)
     logits = [
-        actor.net.head(h) + h @ jnp.einsum("k,kio->io", own[t, 0, 1], head.weight) + own[t, 0, 1] @ head.bias
+        actor.net.head(h) + h @ jnp.einsum("k,kio->io", own[t, 0, 1], matrices) + own[t, 0, 1] @ head.bias
         for t in (3, 2, 1)
     ]
     p = jax.nn.softmax(jnp.stack(logits))
