@@ -4,7 +4,8 @@
 
 The two forms of one layer (64 to 64 units, 8 agents, 128 environments) are timed forward and backward, with the bytes
 that XLA sets aside for them. Presets are timed by iteration (collect, update), all with MAPPO's settings, one after the
-other, round after round, so that noise hits all; ratios are of the least seconds per environment step.
+other, round after round, so that noise hits all; ratios are of the least seconds per environment step. Seconds are
+those of all cores together, so that others on the machine count less.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def layer(form: Callable[..., Any], features: int) -> tuple[Callable[[], Any], i
     weight = jax.random.normal(keys[0], (features, UNITS, UNITS))
     f, x = jax.random.normal(keys[1], (ENVS, AGENTS, features)), jax.random.normal(keys[2], (ENVS, AGENTS, UNITS))
     step: Any = jax.grad(lambda *args: jnp.sum(jnp.tanh(form(*args))), (0, 1, 2))
-    run = jax.jit(step).lower(weight, f, x).compile()
+    run: Any = jax.jit(step).lower(weight, f, x).compile()
     return lambda: jax.block_until_ready(run(weight, f, x)), run.memory_analysis().temp_size_in_bytes
 
 
@@ -76,9 +77,9 @@ def least_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str,
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            least[name] = min(least[name], time.perf_counter() - start)
+            least[name] = min(least[name], time.process_time() - start)
     return least
 
 

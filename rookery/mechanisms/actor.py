@@ -107,7 +107,9 @@ class PlainActor:
         """Distributions for rows [row, b, agent, ...]."""
         actor: ActorWeights = weights["actor"]
         x = own_view(spec, step, agent_id=self.agent_id)
-        carry, params = self.net.unroll(actor.net, carry, x, step.first, spec.entities)
+        # Weights are of the kind that the network has.
+        net: Any = self.net
+        carry, params = net.unroll(actor.net, carry, x, step.first, spec.entities)
         return carry, Distribution(params, actor.log_std), {}
 
     def took(self, spec: Spec, carry: Carry, action: Action) -> Carry:

@@ -45,8 +45,8 @@ class Learner(NamedTuple):
 
     def policy(self, spec: Spec, weights: ActorWeights, carry: Carry, turn: Turn) -> Distribution:
         """The agent's distributions."""
-        net = self.actor.net
-        _, params = net.unroll(weights.net, carry, turn.x, turn.first, spec.entities)  # pyright: ignore[reportArgumentType]
+        net: Any = self.actor.net
+        _, params = net.unroll(weights.net, carry, turn.x, turn.first, spec.entities)
         return Distribution(params, weights.log_std)
 
     def step(

@@ -106,9 +106,9 @@ def test_before_the_first_update_it_is_mappo(algo: PPO) -> None:
     same = replace(critic, net=plain.nets["critic"]) if algo.hyper.critic else plain.nets["critic"]
     state = replace(state, nets={**state.nets, "actor": plain.nets["actor"], "critic": same})
     own = played(algo, state)
-    assert_same(
-        (own.step, own.action, own.extra["log_prob"]), (rollout.step, rollout.action, rollout.extra["log_prob"])
-    )
+    # Actions exactly; what the environment computes may round differently when it is compiled with another policy.
+    assert_same(own.action, rollout.action)
+    assert_close((own.step, own.extra["log_prob"]), (rollout.step, rollout.extra["log_prob"]), 1e-6)
     found, values = gradient(algo, state, own)
     wanted, plain_values = gradient(PLAIN, plain, rollout)
     assert_close(values, plain_values, 1e-6)
