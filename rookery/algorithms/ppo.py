@@ -1,4 +1,7 @@
-"""The PPO family: IPPO, MAPPO, A2C. They differ in what the critic sees and in whether the ratio is clipped."""
+"""The PPO family: IPPO, MAPPO, A2C, HAPPO, Hyper-MAPPO, HyperMARL.
+
+They differ in what the critic sees, whether the ratio is clipped, who learns when, and where the weights come from.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from rookery.core import shards
 from rookery.core.errors import ConfigError
+from rookery.core.keys import stream
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Arrays, Carry, Clock, Collect, Extra, Mean, Metrics, Packed, Rollout, Spec, Step
-from rookery.mechanisms import normalise
-from rookery.mechanisms.actor import Actor, PlainActor, Weights
+from rookery.mechanisms import explore, normalise, probe, sequential
+from rookery.mechanisms.actor import UNTRAINED, Actor, PlainActor, Weights
+from rookery.mechanisms.batch import Batch, Carries, pick
 from rookery.mechanisms.critic import Critic, Value
+from rookery.mechanisms.explore import Explore
+from rookery.mechanisms.hyper import Hyper
+from rookery.mechanisms.probe import Probe
+from rookery.mechanisms.surrogate import surrogate
+from rookery.memory.sequences import example
 from rookery.nets.agent import Net
 from rookery.nets.optimiser import Optimiser, norm
 from rookery.ops import batches, distributions
@@ -25,31 +35,11 @@ from rookery.ops import batches, distributions
 
 class PPOState(eqx.Module):
     nets: dict[str, Any]
-    """Weights by optimiser group: "critic", and the groups of the actor."""
+    """Weights by optimiser group: "critic", and the groups of the actor (also those that are not trained)."""
     opt: dict[str, optax.OptState]
     returns: normalise.Running
     critic_carry: Float[Array, "env viewer h"]
-
-
-class Batch(eqx.Module):
-    """The data of one gradient step: sequences [row, sequence, ...]."""
-
-    step: Step
-    action: Action
-    extra: Extra
-    advantage: Float[Array, "row sequence agent"]
-    target: Float[Array, "row sequence agent"]
-    value: Float[Array, "row sequence viewer"]
-    filled: Bool[Array, "row sequence"]
-
-    @property
-    def active(self) -> Bool[Array, "row sequence agent"]:
-        """Transitions that a living agent chose."""
-        return self.filled[..., None] & self.step.alive
-
-
-Carries = tuple[Carry, Array]
-"""The actor's and the critic's, at the start of each sequence [sequence, ...]."""
+    probe: probe.ProbeSet | None
 
 
 @family(ALGORITHMS)
@@ -82,12 +72,23 @@ class PPO:
     """Over what advantages are normalized to mean 0 and standard deviation 1."""
     agent_id: bool = True
     """Append the agent's index to what actor and critic see of its observation (if there are several agents)."""
+    order: Literal["simultaneous", "sequential"] = "simultaneous"
+    """sequential: agents learn one after the other in a random order, each with the ratios of those before it in its
+    advantage (HAPPO); needs per-agent weights."""
+    hyper: Hyper = field(default_factory=Hyper)
+    """Hypernetwork of the actor."""
+    explore: Explore = field(default_factory=Explore)
+    """Noise while collecting."""
+    probe: Probe = field(default_factory=Probe)
+    """Metrics of how much each update changes the policy."""
 
     # -- requirements -------------------------------------------------------------------------------------------
     def check(self, spec: Spec) -> None:
         """Refuse what this family cannot train."""
         self.actor.check()
         self.critic.check()
+        self.hyper.check(self.actor, spec)
+        self.explore.check(spec)
         length = self.collect.transitions(spec)
         rows = self.carry_interval(spec)
         if length % rows:
@@ -111,12 +112,21 @@ class PPO:
                 f"algo.value.sees 'state' gives one value for the whole team, but {spec.name} rewards its agents "
                 "differently. Use --algo.value.sees both (or obs)."
             )
+        self.probe.check(sequences // self.collect.shards)
+        if self.order == "sequential" and (self.actor.weights == "shared" or self.hyper.generate != "none"):
+            raise ConfigError(
+                "algo.order sequential needs agents with weights of their own: set --algo.actor.weights per_agent and "
+                "--algo.hyper.generate none."
+            )
+        if self.order == "sequential" and self.explore.parameter_noise > 0:
+            raise ConfigError("algo.explore.parameter_noise works with --algo.order simultaneous only.")
         if self.collect.restart:
             raise ConfigError("algo.collect.restart is for replayed episodes; PPO continues where its rollout ended.")
 
     def shard(self) -> PPO:
         """The algorithm of one of `collect.shards` shards."""
-        return replace(self, collect=self.collect.shard())
+        share = -(-self.probe.states // self.collect.shards)
+        return replace(self, collect=self.collect.shard(), probe=Probe(share))
 
     def warmup(self) -> int:
         """Every iteration learns."""
@@ -132,34 +142,48 @@ class PPO:
             bptt_length=4 if self.bptt_length else 0,
             epochs=min(self.epochs, 2),
             minibatches=min(self.minibatches, 2),
+            hyper=self.hyper.small(),
+            probe=Probe(min(self.probe.states, 2)),
         )
 
     def carry_interval(self, spec: Spec) -> int:
-        """Rows of one training sequence: 1 for feed-forward nets."""
-        recurrent = self.actor.hidden or self.critic.hidden
-        return (self.bptt_length or self.collect.transitions(spec)) if recurrent else 1
+        """Rows of one training sequence: 1 for feed-forward nets, several if consecutive increments are compared."""
+        if self._actor(spec).hidden or self.critic.hidden:
+            return self.bptt_length or self.collect.transitions(spec)
+        return (self.bptt_length or self.hyper.rows(self.collect.transitions(spec))) if self.hyper.changes else 1
 
     def _actor(self, spec: Spec) -> Actor:
-        return PlainActor(self.actor, self.agent_id and spec.n_agents > 1)
+        return self.hyper.actor(self.actor, agent_id=self.agent_id and spec.n_agents > 1)
 
     def _critic(self, spec: Spec) -> Critic:
-        return Critic(self.critic, self.value, self.agent_id and spec.n_agents > 1)
+        return Critic(self.hyper.critic_net(self.critic), self.value, self.agent_id and spec.n_agents > 1)
+
+    def _optimiser(self, group: str) -> Optimiser:
+        return replace(self.optimiser, lr=self.hyper.lr) if group == "hyper" else self.optimiser
 
     # -- state --------------------------------------------------------------------------------------------------
     def init(self, spec: Spec, key: Array) -> PPOState:
         """Fresh weights."""
         critic = self._critic(spec)
         nets = {**self._actor(spec).init(spec, key), "critic": critic.init(spec, key)}
-        opt = {name: self.optimiser.init(weights) for name, weights in nets.items()}
-        return PPOState(nets, opt, normalise.fresh(), critic.carry(spec, self.collect.envs))
+        if self.explore.parameter_noise > 0:
+            nets["noise"] = explore.draw(nets["actor"].net, jnp.float32(explore.START), stream(key, "noise"))
+        opt = {name: self._optimiser(name).init(weights) for name, weights in nets.items() if name not in UNTRAINED}
+        if self.order == "sequential":
+            opt["actor"] = jax.vmap(self.optimiser.init)(nets["actor"])
+        seen = None
+        if self.probe.states:
+            rows, count = example(spec, self.probe.states - 1, 0).step, self.probe.states
+            seen = probe.ProbeSet(rows, self._actor(spec).carry(spec, count))
+        return PPOState(nets, opt, normalise.fresh(), critic.carry(spec, self.collect.envs), seen)
 
     def carry(self, spec: Spec, envs: int) -> Carry:
         """The actors' hidden states."""
         return self._actor(spec).carry(spec, envs)
 
     def policy(self, state: PPOState) -> Weights:
-        """The actors; the critic is for training only."""
-        return {name: weights for name, weights in state.nets.items() if name != "critic"}
+        """The actors; the critic and targets are for training only."""
+        return {name: weights for name, weights in state.nets.items() if name not in ("critic", "hyper_target")}
 
     def snapshot(self, state: PPOState) -> Weights:
         """The actors."""
@@ -175,11 +199,13 @@ class PPO:
     ) -> tuple[Carry, Action, Extra]:
         """Sampled (or most likely) actions, and their log-probabilities."""
         actor, rows = self._actor(spec), jax.tree.map(lambda x: x[None], step)
-        carry, now, aux = actor.read(spec, policy, carry, rows)
+        carry, now, aux = actor.read(spec, policy if greedy else explore.noisy(policy), carry, rows)
         args = (spec.action, now.params[0], now.log_std, step.legal)
         action = distributions.sample(*args, key, greedy=greedy)
+        if self.explore.noise > 0 and not greedy:
+            action = self.explore.perturb(spec.action, action, stream(key, "noise"))
         kept = jax.tree.map(lambda x: x[0], actor.remember(now, aux))
-        return carry, action, {"log_prob": distributions.log_prob(*args, action), **kept}
+        return actor.took(spec, carry, action), action, {"log_prob": distributions.log_prob(*args, action), **kept}
 
     # -- learning -----------------------------------------------------------------------------------------------
     def update(
@@ -188,30 +214,70 @@ class PPO:
         """Advantages of the rollout, then `epochs` passes over it in `minibatches` gradient steps each."""
         rows = self.carry_interval(spec)
         batch, carries, state, spread = self._prepare(spec, state, rollout, rows)
-
-        def whole(state: PPOState, _: None) -> tuple[PPOState, Packed]:
-            return self._gradient_step(spec, state, batch, carries, clock)
-
-        def minibatch(state: PPOState, now: tuple[Array, Array]) -> tuple[PPOState, Packed]:
-            chosen, advantage = now
-            picked, starts = jax.tree.map(lambda x: x[:, chosen], batch), jax.tree.map(lambda x: x[chosen], carries)
-            picked = eqx.tree_at(lambda b: b.advantage, picked, advantage)
-            return self._gradient_step(spec, state, picked, starts, clock)
-
-        if self.minibatches == 1:
-            state, steps = jax.lax.scan(whole, state, None, length=self.epochs)
-        else:
-            normalized = self.advantages == "minibatch"
-            order = batches.epochs(key, self.epochs, self.minibatches, batch.filled.shape[1])
-            advantage = batches.minibatch_advantages(batch.advantage, batch.active, order, normalized=normalized)
-            state, steps = jax.lax.scan(minibatch, state, (order, advantage))
+        about = {"advantage_std": spread}
+        if self.probe.states:
+            seen = probe.keep_first(state.probe, probe.gather(rollout, rows, self.probe.states), clock.iteration)
+            state, groups = replace(state, probe=seen), tuple(name for name in state.opt if name != "critic")
+            about |= probe.gradient_variance(
+                lambda chosen: self._gradients(spec, state.nets, *pick(batch, carries, chosen), groups)[0],
+                probe.minibatches(stream(key, "probe"), batch.filled.shape[1], self.minibatches),
+            )
+        old, actor = state.nets, self._actor(spec)
+        learn = self._in_turn if self.order == "sequential" else self._learn
+        state, steps, more = learn(spec, state, batch, carries, clock, key)
         metrics = steps.summed().metrics()
         del metrics["ratio_error"]
         # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         metrics["check/first_ratio_error"] = steps.at(0).metrics()["ratio_error"]
-        metrics["advantage_std"] = spread
-        weights, about = self._actor(spec).updated(self.policy(state), clock)
-        return replace(state, nets={**state.nets, **weights}), {**metrics, **about}
+        weights = {name: w for name, w in state.nets.items() if name != "critic"}
+        weights, of_actor = actor.updated(weights, clock)
+        if state.probe is not None:
+            about |= probe.policy_change(spec, actor, old, weights, state.probe)
+        if self.explore.parameter_noise > 0:
+            target = self.explore.parameter_noise
+            weights["noise"], more = explore.renew(spec, actor, weights, batch, carries[0], target, key)
+        return replace(state, nets={**state.nets, **weights}), {**metrics, **about, **of_actor, **more}
+
+    def _learn(
+        self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, key: Array
+    ) -> tuple[PPOState, Packed, Metrics]:
+        """The state after `epochs` passes over a batch, and the metrics of all gradient steps."""
+        trained = tuple(state.opt) if self.order == "simultaneous" else ("critic",)
+
+        def whole(state: PPOState, _: None) -> tuple[PPOState, Packed]:
+            return self._gradient_step(spec, state, batch, carries, clock, trained)
+
+        def minibatch(state: PPOState, now: tuple[Array, Array]) -> tuple[PPOState, Packed]:
+            chosen, advantage = now
+            picked, starts = pick(batch, carries, chosen)
+            picked = eqx.tree_at(lambda b: b.advantage, picked, advantage)
+            return self._gradient_step(spec, state, picked, starts, clock, trained)
+
+        if self.minibatches == 1:
+            return *jax.lax.scan(whole, state, None, length=self.epochs), {}
+        return *jax.lax.scan(minibatch, state, self._minibatches(batch, key)), {}
+
+    def _minibatches(self, batch: Batch, key: Array) -> tuple[Array, Array]:
+        """Sequences and advantages of every gradient step."""
+        order = batches.epochs(key, self.epochs, self.minibatches, batch.filled.shape[1])
+        normalized = self.advantages == "minibatch" and self.minibatches > 1
+        return order, batches.minibatch_advantages(batch.advantage, batch.active, order, normalized=normalized)
+
+    def _in_turn(
+        self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, key: Array
+    ) -> tuple[PPOState, Packed, Metrics]:
+        """The same for agents that learn one after the other; the critic learns as ever."""
+        actor = self._actor(spec)
+        assert isinstance(actor, PlainActor)
+        start = (state.nets["actor"], state.opt["actor"])
+        state, critic, _ = self._learn(spec, state, batch, carries, clock, key)
+        learner = sequential.Learner(actor, self.optimiser, self.clip, self.entropy)
+        minibatches, progress = self._minibatches(batch, key), clock.progress
+        (weights, opt), steps, factor = sequential.in_turn(
+            spec, learner, start, batch, carries[0], minibatches, progress, key
+        )
+        state = replace(state, nets={**state.nets, "actor": weights}, opt={**state.opt, "actor": opt})
+        return state, steps, {**critic.summed().metrics(), "happo_factor": factor}
 
     def _prepare(
         self, spec: Spec, state: PPOState, rollout: Rollout, rows: int
@@ -229,48 +295,57 @@ class PPO:
         state = replace(state, returns=running, critic_carry=carry)
         return batch, batches.join_axes((rollout.carry, carries)), state, Mean.of(jnp.std(advantage, where=active))
 
+    # -- losses -------------------------------------------------------------------------------------------------
     def _gradient_step(
-        self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock
+        self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, trained: tuple[str, ...]
     ) -> tuple[PPOState, Packed]:
-        def loss(nets: dict[str, Any]) -> tuple[dict[str, Mean], Metrics]:
-            actor, metrics = self._actor_loss(spec, nets, batch, carries[0])
-            _, v = self._critic(spec).values(spec, nets["critic"], carries[1], batch.step)
-            value = self._critic(spec).loss(v, batch.value, batch.target, batch.filled)
-            losses = {name: actor if name == "actor" else Mean(jnp.float32(0), actor.weight) for name in nets}
-            losses["critic"] = Mean(self.value.weight * value.total, value.weight)
-            return losses, {**metrics, "value_loss": value}
-
-        grads, metrics = shards.mean_gradients(loss, state.nets)
-        nets, opt = {}, {}
+        grads, metrics = self._gradients(spec, state.nets, batch, carries, trained)
+        nets, opt = dict(state.nets), dict(state.opt)
         for name, grad in grads.items():
-            nets[name], opt[name] = self.optimiser.step(state.nets[name], grad, state.opt[name], clock.progress)
+            nets[name], opt[name] = self._optimiser(name).step(nets[name], grad, opt[name], clock.progress)
             metrics[f"grad_norm_{name}"] = Mean.of(norm(grad))
-        return PPOState(nets, opt, state.returns, state.critic_carry), Packed.of(metrics)
+        return replace(state, nets=nets, opt=opt), Packed.of(metrics)
+
+    def _gradients(
+        self, spec: Spec, nets: Weights, batch: Batch, carries: Carries, trained: tuple[str, ...]
+    ) -> tuple[Weights, Metrics]:
+        """Gradients of some groups of weights, and the metrics of their losses."""
+
+        def loss(some: Weights) -> tuple[dict[str, Mean], Metrics]:
+            now, losses, metrics = {**nets, **some}, {}, {}
+            if "actor" in some:
+                actor, metrics = self._actor_loss(spec, explore.noisy(now), batch, carries[0])
+                # All groups of the actor have the same loss; its total must count once.
+                losses = {name: Mean(jnp.float32(0), actor.weight) for name in some} | {"actor": actor}
+            if "critic" in some:
+                _, v = self._critic(spec).values(spec, now["critic"], carries[1], batch.step)
+                value = self._critic(spec).loss(v, batch.value, batch.target, batch.filled)
+                losses["critic"] = Mean(self.value.weight * value.total, value.weight)
+                metrics = {**metrics, "value_loss": value}
+            return losses, metrics
+
+        return shards.mean_gradients(loss, {name: nets[name] for name in trained})
 
     def _actor_loss(self, spec: Spec, nets: Weights, batch: Batch, carry: Carry) -> tuple[Mean, Metrics]:
         """Clipped surrogate, entropy bonus and the actor's own penalties, over active agents."""
-        actor, legal = self._actor(spec), batch.step.legal
-        _, now, aux = actor.read(spec, nets, carry, batch.step)
-        log_prob = distributions.log_prob(spec.action, now.params, now.log_std, legal, batch.action)
-        log_ratio = log_prob - batch.extra["log_prob"]
-        ratio = jnp.exp(log_ratio)
-        gain = ratio * batch.advantage
-        if self.clip > 0:
-            gain = jnp.minimum(gain, jnp.clip(ratio, 1 - self.clip, 1 + self.clip) * batch.advantage)
-        move, log_move = jax.lax.stop_gradient((ratio - 1.0, log_ratio))
-        values = {
-            "policy_loss": -gain,
-            "entropy": distributions.entropy(spec.action, now.params, now.log_std, legal),
-            "kl": move - log_move,
-        }
-        if self.clip > 0:
-            values["clipped"] = jnp.abs(move) > self.clip
-        metrics = Mean.of_each(values, batch.active)
+        actor, step = self._actor(spec), batch.step
+        _, now, aux = actor.read(spec, nets, carry, step, batch.action)
+        metrics, worst = surrogate(
+            spec.action,
+            now,
+            step.legal,
+            batch.action,
+            batch.extra["log_prob"],
+            batch.advantage,
+            batch.active,
+            self.clip,
+        )
         policy, entropy = metrics["policy_loss"], metrics["entropy"]
         total = policy.total - self.entropy * entropy.total
-        for name, (weight, penalty) in actor.penalty(spec, now, aux, batch.step, batch.extra, batch.active).items():
+        for name, (weight, penalty) in actor.penalty(spec, now, aux, step, batch.extra, batch.active).items():
             metrics[name] = penalty
-            # As many times as the policy loss counts: all are means over their own rows.
-            total = total + weight * penalty.value * policy.weight
-        metrics["ratio_error"] = Mean.of(jnp.max(jnp.where(batch.active, jnp.abs(move), 0.0)))
+            if not isinstance(weight, float) or weight > 0:
+                # As many times as the policy loss counts: all are means over their own rows.
+                total = total + weight * penalty.value * policy.weight
+        metrics["ratio_error"] = worst
         return Mean(total, policy.weight), metrics

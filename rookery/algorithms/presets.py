@@ -14,6 +14,7 @@ from rookery.mechanisms.action_critic import ActionCritic
 from rookery.mechanisms.action_head import Entropy, Smoothing
 from rookery.mechanisms.credit import Credit
 from rookery.mechanisms.critic import Value
+from rookery.mechanisms.hyper import Hyper
 from rookery.mechanisms.share import Share
 from rookery.memory.replay import Replay
 from rookery.nets.agent import Net
@@ -143,6 +144,7 @@ _mappo = PPO(
 # Of the settings in studies/choose_presets.toml, the soonest at a good score (docs/performance.md).
 PRESETS["mappo"] = _mappo
 PRESETS["ippo"] = replace(_mappo, value=Value(sees="obs"))
+PRESETS["ppo"] = replace(PRESETS["ippo"], agent_id=False)
 PRESETS["a2c"] = replace(
     _mappo,
     optimiser=replace(_mappo.optimiser, lr=2e-3),
@@ -190,6 +192,24 @@ PRESETS["ippo_jaxmarl"] = replace(
     value=replace(_jaxmarl_value, sees="obs"),
     optimiser=Optimiser("adam", lr=2.5e-4, decay="linear", clip=0.5, eps=1e-5),
 )
+
+# Hypernetworks. Increments of the actor's weights, from what the team (or, `local`, the agent) sees.
+PRESETS["hyper_mappo"] = replace(_mappo, hyper=Hyper("all"))
+PRESETS["hyper_mappo_last"] = replace(_mappo, hyper=Hyper("last"))
+PRESETS["hyper_mappo_local"] = replace(_mappo, hyper=Hyper("all", scope="local"))
+# The lab notes' own setting, on the settings that they took from the on-policy code base: one hidden layer, as many
+# features as it has units, and a target hypernetwork.
+PRESETS["hyper_mappo_notes"] = replace(
+    PRESETS["mappo_onpolicy"],
+    actor=Net("mlp", width=64, layers=1),
+    hyper=Hyper("all", features=64, modes="full", width=64, target="anchor", every=100),
+)
+# Rivals: weights generated from agent embeddings (HyperMARL, Tessera et al. 2025; its SMAX form generates what stands
+# after the GRU), weights of one's own, and sequential updates of those (HAPPO, Kuba et al. 2022).
+PRESETS["hypermarl"] = replace(_mappo, hyper=Hyper("embedding", width=64))
+PRESETS["hypermarl_smax"] = replace(PRESETS["mappo_jaxmarl"], hyper=Hyper("embedding_after", width=64))
+PRESETS["mappo_per_agent"] = replace(_mappo, actor=replace(_mappo.actor, weights="per_agent"))
+PRESETS["happo"] = replace(PRESETS["mappo_per_agent"], order="sequential")
 
 # -- the DDPG family ------------------------------------------------------------------------------------------------
 # Lowe et al. 2017 with shared weights, 32 environments and a gradient step for every 128 transitions.

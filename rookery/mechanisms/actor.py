@@ -10,20 +10,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.keys import stream
-from rookery.core.types import Carry, Clock, Extra, Mean, Metrics, Spec, Step
+from rookery.core.types import Action, Carry, Clock, Extra, Mean, Metrics, Spec, Step
 from rookery.nets.agent import Net, Params
+from rookery.nets.hypernet import Embedded, EmbeddedNet
 from rookery.nets.inputs import own_view, view_size
 from rookery.ops import distributions
 
 Weights = dict[str, Any]
-"""Trainable arrays by optimiser group ("actor", "hyper")."""
+"""Arrays by optimiser group ("actor", "hyper"); groups in `UNTRAINED` have no optimiser."""
+UNTRAINED = ("hyper_target", "noise")
+"""A target hypernetwork, and noise on the weights."""
 Aux = dict[str, Array]
 """What reading produced besides the distribution, for `penalty` and for the log."""
 
 
 class ActorWeights(eqx.Module):
-    net: Params
-    log_std: Float[Array, "width"]
+    net: Params | Embedded
+    log_std: Float[Array, "*agent width"]
+    """One for all agents, or with per-agent weights one for each."""
 
 
 class Distribution(eqx.Module):
@@ -31,7 +35,7 @@ class Distribution(eqx.Module):
 
     params: Float[Array, "*b agent width"]
     """Logits, or means of Gaussians."""
-    log_std: Float[Array, "width"]
+    log_std: Float[Array, "*agent width"]
 
 
 @runtime_checkable
@@ -45,8 +49,17 @@ class Actor(Protocol):
 
     def init(self, spec: Spec, key: Array) -> Weights: ...
     def carry(self, spec: Spec, envs: int) -> Carry: ...
-    def read(self, spec: Spec, weights: Weights, carry: Carry, step: Step) -> tuple[Carry, Distribution, Aux]:
-        """Distributions for rows [row, b, agent, ...], and auxiliary outputs."""
+    def read(
+        self, spec: Spec, weights: Weights, carry: Carry, step: Step, action: Action | None = None
+    ) -> tuple[Carry, Distribution, Aux]:
+        """Distributions for rows [row, b, agent, ...], and auxiliary outputs.
+
+        `action` holds the actions that were taken in these rows; None where they are yet to be chosen (of one row).
+        """
+        ...
+
+    def took(self, spec: Spec, carry: Carry, action: Action) -> Carry:
+        """The carry after an action was chosen [b, agent, ...]."""
         ...
 
     def remember(self, now: Distribution, aux: Aux) -> Extra:
@@ -68,7 +81,7 @@ class Actor(Protocol):
 class PlainActor:
     """One network per agent, or one that all agents share."""
 
-    net: Net
+    net: Net | EmbeddedNet
     agent_id: bool
 
     @property
@@ -81,18 +94,27 @@ class PlainActor:
         width = distributions.parameters(spec.action)
         n_in = view_size(spec, agent_id=self.agent_id)
         net = self.net.init(stream(key, "actor"), spec.n_agents, n_in, width, 0.01, spec.entities, spec.obs_shape)
-        return {"actor": ActorWeights(net, jnp.full(width, -0.5, jnp.float32))}
+        agents = (spec.n_agents,) if self.net.weights == "per_agent" else ()
+        return {"actor": ActorWeights(net, jnp.full((*agents, width), -0.5, jnp.float32))}
 
     def carry(self, spec: Spec, envs: int) -> Float[Array, "env agent h"]:
         """The agents' hidden states."""
         return self.net.carry(envs, spec.n_agents)
 
-    def read(self, spec: Spec, weights: Weights, carry: Carry, step: Step) -> tuple[Carry, Distribution, Aux]:
+    def read(
+        self, spec: Spec, weights: Weights, carry: Carry, step: Step, action: Action | None = None
+    ) -> tuple[Carry, Distribution, Aux]:
         """Distributions for rows [row, b, agent, ...]."""
         actor: ActorWeights = weights["actor"]
         x = own_view(spec, step, agent_id=self.agent_id)
-        carry, params = self.net.unroll(actor.net, carry, x, step.first, spec.entities)
+        # Weights are of the kind that the network has.
+        net: Any = self.net
+        carry, params = net.unroll(actor.net, carry, x, step.first, spec.entities)
         return carry, Distribution(params, actor.log_std), {}
+
+    def took(self, spec: Spec, carry: Carry, action: Action) -> Carry:
+        """Unchanged."""
+        return carry
 
     def remember(self, now: Distribution, aux: Aux) -> Extra:
         """Nothing."""

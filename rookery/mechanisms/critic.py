@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,6 @@ from rookery.core.keys import stream
 from rookery.core.types import Entities, Mean, Spec, Step, global_state, team_discount
 from rookery.mechanisms import normalise
 from rookery.nets import transformer
-from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.ops import returns
 
@@ -40,11 +39,28 @@ class Value:
     """Decay of those statistics per update (debiased)."""
 
 
+@runtime_checkable
+class Network(Protocol):
+    """What a critic needs of its network: `Net`, or one whose weights are generated."""
+
+    @property
+    def weights(self) -> Literal["shared", "per_agent"]: ...
+    @property
+    def hidden(self) -> int: ...
+    def init(
+        self, key: Array, agents: int, n_in: int, n_out: int, gain: float, entities: Any = (), image: Any = ()
+    ) -> Any: ...
+    def carry(self, *batch: int) -> Array: ...
+    def unroll(
+        self, params: Any, carry: Array, x: Array, first: Array, entities: Any = (), *, team: Array | None = None
+    ) -> tuple[Array, Array]: ...
+
+
 @dataclass(frozen=True)
 class Critic:
     """A network and how it learns. Values [row, b, viewer]: one viewer if all agents share one value."""
 
-    net: Net
+    net: Network
     value: Value
     agent_id: bool
 
@@ -61,7 +77,7 @@ class Critic:
         joint = self.value.sees != "obs" and (spec.state_shape or spec.n_agents > 1)
         return (spec.state_size,) if joint else spec.obs_shape
 
-    def init(self, spec: Spec, key: Array) -> Params:
+    def init(self, spec: Spec, key: Array) -> Any:
         """Fresh weights."""
         own, state = view_size(spec, agent_id=self.agent_id), spec.state_size
         seen = {"obs": own, "state": state, "state_id": state + spec.n_agents, "both": state + own}[self.value.sees]
@@ -73,9 +89,7 @@ class Critic:
         """A hidden state of zeros."""
         return self.net.carry(envs, self.viewers(spec))
 
-    def values(
-        self, spec: Spec, params: Params, carry: Array, step: Step
-    ) -> tuple[Array, Float[Array, "row b viewer"]]:
+    def values(self, spec: Spec, params: Any, carry: Array, step: Step) -> tuple[Array, Float[Array, "row b viewer"]]:
         """Values as the critic predicts them (normalized)."""
         team = None if self.value.sees == "obs" else global_state(spec, step)
         if self.value.sees in ("obs", "both"):
@@ -87,7 +101,7 @@ class Critic:
         return carry, v[..., 0]
 
     def value_rollout(
-        self, spec: Spec, params: Params, carry: Array, step: Step, rows: int
+        self, spec: Spec, params: Any, carry: Array, step: Step, rows: int
     ) -> tuple[Array, Array, Float[Array, "row b viewer"]]:
         """Carry into the next rollout, carries into each sequence of `rows` rows, values of all time + 1 rows."""
         last = jax.tree.map(lambda x: x[-1:], step)

@@ -20,6 +20,7 @@ from rookery.core.keys import stream
 from rookery.core.types import Entities
 from rookery.nets import recurrent, transformer
 from rookery.nets.encoder import Encoder, EncoderParams
+from rookery.nets.increments import Changes, Modes, changed
 from rookery.nets.layers import ACTIVATIONS, GAINS, Activation, Initializer, Linear, Norm, linear, norm
 
 
@@ -144,19 +145,28 @@ class Net:
         entities: tuple[Entities, ...] = (),
         heard: transformer.Heard | None = None,
         team: Float[Array, "time b n_team"] | None = None,
+        changes: Changes | None = None,
+        *,
+        head: bool = True,
     ) -> tuple[Float[Array, "b agent h"], Float[Array, "time b agent n_out"]]:
         """Read a sequence; the carry is zeroed before every row that opens an episode.
 
         What all agents see alike can be given as `team`; it stands before each agent's own input, which may then be the
-        same for all rows. A transformer also looks at the tokens that its agents heard of others.
+        same for all rows. A transformer also looks at the tokens that its agents heard of others. `changes` are
+        increments of the dense layers. Without `head`, the input of the head is returned.
         """
         if team is not None:
-            params, x = self._with_team(params, team, x)
-        return self._over_agents(partial(self._unroll, entities=entities), params, carry, x, first, heard)
+            params, x = self._with_team(params, team, x, split=changes is None)
+        layers, features = ({}, None) if changes is None else (changes.layers, changes.features)
+        read = partial(self._unroll, entities=entities, layers=layers, head=head)
+        return self._over_agents(read, params, carry, x, first, heard, features)
 
-    def _with_team(self, p: Params, team: Array, x: Array) -> tuple[Params, Float[Array, "time b agent n"]]:
+    def _with_team(
+        self, p: Params, team: Array, x: Array, *, split: bool
+    ) -> tuple[Params, Float[Array, "time b agent n"]]:
         """The layers that are left to do, and their input: the first layer's part for the team is computed once."""
-        if self.weights == "per_agent" or self.layer_norm or not p.before or p.encoder is not None:
+        whole = self.weights == "per_agent" or self.layer_norm or not p.before or p.encoder is not None
+        if whole or not split:
             both = (jnp.broadcast_to(y, (*team.shape[:2], x.shape[2], y.shape[-1])) for y in (team[:, :, None], x))
             return p, jnp.concatenate(list(both), axis=-1)
         layer, rows = p.before[0], team.shape[-1]
@@ -173,11 +183,11 @@ class Net:
     ) -> Float[Array, "time b agent width"]:
         """What the core makes of a sequence: the recurrent tokens of a transformer."""
 
-        def read(p: Params, carry: Array, x: Array, reset: Array, heard: None) -> tuple[Array, Array]:
-            carry, y = self._core(p, carry, x, reset, heard, transformer.unbound(entities))
+        def read(p: Params, carry: Array, x: Array, reset: Array, heard: None, features: None) -> tuple[Array, Array]:
+            carry, y = self._core(p, carry, x, reset, heard, features, transformer.unbound(entities), {})
             return carry, y[:, :, 0]
 
-        return self._over_agents(read, params, carry, x, first, None)[1]
+        return self._over_agents(read, params, carry, x, first, None, None)[1]
 
     def _over_agents(
         self,
@@ -187,16 +197,18 @@ class Net:
         x: Array,
         first: Array,
         heard: transformer.Heard | None,
+        features: Float[Array, "time b agent feature"] | None,
     ) -> tuple[Array, Array]:
         """Read each agent's sequence with the weights that are its own."""
         reset = jnp.broadcast_to(first[..., None], x.shape[:-1])
         if self.weights == "per_agent":
-            return jax.vmap(read, in_axes=(0, 1, 2, 2, 2), out_axes=(1, 2))(params, carry, x, reset, heard)
+            apart = jax.vmap(read, in_axes=(0, 1, 2, 2, 2, 2), out_axes=(1, 2))
+            return apart(params, carry, x, reset, heard, features)
         # Agents are one more batch axis: one matmul for all of them.
         time, batch, agents, _ = x.shape
         flat = lambda y: y.reshape(time, batch * agents, *y.shape[3:])  # noqa: E731
         carry = carry.reshape(batch * agents, self.hidden)
-        carry, y = read(params, carry, flat(x), flat(reset), jax.tree.map(flat, heard))
+        carry, y = read(params, carry, flat(x), flat(reset), *jax.tree.map(flat, (heard, features)))
         return carry.reshape(batch, agents, self.hidden), y.reshape(time, batch, agents, -1)
 
     def _unroll(
@@ -206,15 +218,18 @@ class Net:
         x: Array,
         reset: Array,
         heard: transformer.Heard | None,
+        features: Array | None,
         entities: tuple[Entities, ...],
+        layers: dict[str, Modes | Array],
+        head: bool,
     ) -> tuple[Array, Array]:
         n_in = x.shape[-1]
-        carry, x = self._core(p, carry, x, reset, heard, entities)
-        for layer in p.after:
-            x = ACTIVATIONS[self.activation](layer(x))
-        if not isinstance(p.core, transformer.Transformer):
-            return carry, p.head(x)
-        return carry, _read_out(p, x, transformer.bound(transformer.kinds_of(entities, n_in)))
+        carry, x = self._core(p, carry, x, reset, heard, features, entities, layers)
+        for i, layer in enumerate(p.after):
+            x = ACTIVATIONS[self.activation](changed(layer, x, layers.get(f"after{i}"), features))
+        if isinstance(p.core, transformer.Transformer):
+            return carry, _read_out(p, x, transformer.bound(transformer.kinds_of(entities, n_in)))
+        return carry, changed(p.head, x, layers.get("head"), features) if head else x
 
     def _core(
         self,
@@ -223,14 +238,16 @@ class Net:
         x: Array,
         reset: Array,
         heard: transformer.Heard | None,
+        features: Array | None,
         entities: tuple[Entities, ...],
+        layers: dict[str, Modes | Array],
     ) -> tuple[Array, Array]:
         if p.encoder is not None:
             x = self.encoder(p.encoder, x)
         if p.norm_in is not None:
             x = p.norm_in(x)
         for i, layer in enumerate(p.before):
-            x = ACTIVATIONS[self.activation](layer(x))
+            x = ACTIVATIONS[self.activation](changed(layer, x, layers.get(f"before{i}"), features))
             x = p.norms[i](x) if p.norms else x
         if isinstance(p.core, transformer.Transformer):
             kinds = transformer.kinds_of(entities, x.shape[-1])

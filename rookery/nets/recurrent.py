@@ -169,3 +169,39 @@ def _weight_gradients(x: Array, h: Array, d_in: Array, d_hidden: Array) -> Gru:
 
 
 unroll.defvjp(_keep, _backward)
+
+
+class Lstm(eqx.Module):
+    """Hochreiter and Schmidhuber 1997, with a forget gate; the state is (hidden, cell), joined."""
+
+    w_in: Float[Array, "n_in gates"]
+    w_hidden: Float[Array, "h gates"]
+    bias: Float[Array, "gates"]
+
+
+def lstm(key: Array, n_in: int, width: int) -> Lstm:
+    """Orthogonal weights gate by gate, zero biases but 1 for the forget gate (Jozefowicz et al. 2015)."""
+    k_in, k_hidden = jax.random.split(key)
+
+    def gates(key: Array, rows: int) -> Float[Array, "rows gates"]:
+        blocks = jax.vmap(lambda k: orthogonal(k, rows, width))(jax.random.split(key, 4))
+        return jnp.concatenate(list(blocks), axis=1)
+
+    bias = jnp.zeros(4 * width).at[width : 2 * width].set(1.0)
+    return Lstm(gates(k_in, n_in), gates(k_hidden, width), bias)
+
+
+def unroll_lstm(
+    p: Lstm, state: Float[Array, "b state"], x: Float[Array, "time b n_in"], reset: Bool[Array, "time b"]
+) -> tuple[Float[Array, "b state"], Float[Array, "time b h"]]:
+    """Final state and all hidden states; `reset` zeroes the state before its row is read."""
+
+    def step(state: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        gates_in, reset_t = now
+        h, c = jnp.split(jnp.where(reset_t[:, None], 0.0, state), 2, axis=-1)
+        i, f, g, o = jnp.split(gates_in + h @ p.w_hidden, 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return jnp.concatenate([h, c], axis=-1), h
+
+    return jax.lax.scan(step, state, (x @ p.w_in + p.bias, reset))

@@ -39,7 +39,7 @@ def _gaussian_std(log_std: Array) -> Array:
 def sample(
     spec: ActionSpec,
     params: Float[Array, "*b width"],
-    log_std: Float[Array, "width"],
+    log_std: Float[Array, "*a width"],
     legal: Bool[Array, "*b width"],
     key: Array,
     *,
@@ -66,7 +66,7 @@ def sample(
 def log_prob(
     spec: ActionSpec,
     params: Float[Array, "*b width"],
-    log_std: Float[Array, "width"],
+    log_std: Float[Array, "*a width"],
     legal: Bool[Array, "*b width"],
     action: Action,
 ) -> Float[Array, "*b"]:
@@ -86,17 +86,45 @@ def log_prob(
 def entropy(
     spec: ActionSpec,
     params: Float[Array, "*b width"],
-    log_std: Float[Array, "width"],
+    log_std: Float[Array, "*a width"],
     legal: Bool[Array, "*b width"],
 ) -> Float[Array, "*b"]:
     """Entropy over legal actions (differential entropy for a box)."""
     if spec.kind == "box":
         per_dim = jnp.log(_gaussian_std(log_std)) + 0.5 * jnp.log(2 * jnp.pi * jnp.e)
-        return jnp.broadcast_to(jnp.sum(per_dim), params.shape[:-1])
+        return jnp.broadcast_to(jnp.sum(per_dim, axis=-1), params.shape[:-1])
     if spec.kind == "multi_binary":
         p = jax.nn.sigmoid(params)
         bits = -(p * jax.nn.log_sigmoid(params) + (1 - p) * jax.nn.log_sigmoid(-params))
         return jnp.sum(jnp.where(legal, bits, 0.0), axis=-1)
     logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
     parts = [-jnp.sum(jnp.exp(log) * jnp.maximum(log, ILLEGAL), axis=-1) for log in logs]
+    return sum(parts[1:], parts[0])
+
+
+def kl(
+    spec: ActionSpec,
+    old: Float[Array, "*b width"],
+    old_log_std: Float[Array, "*a width"],
+    new: Float[Array, "*b width"],
+    new_log_std: Float[Array, "*c width"],
+    legal: Bool[Array, "*b width"],
+) -> Float[Array, "*b"]:
+    """KL(old || new), exact, over legal actions."""
+    if spec.kind == "box":
+        s_old, s_new = _gaussian_std(old_log_std), _gaussian_std(new_log_std)
+        per_dim = jnp.log(s_new / s_old) + (s_old**2 + (old - new) ** 2) / (2.0 * s_new**2) - 0.5
+        return jnp.sum(per_dim, axis=-1)
+    if spec.kind == "multi_binary":
+        p = jax.nn.sigmoid(old)
+        yes = p * (jax.nn.log_sigmoid(old) - jax.nn.log_sigmoid(new))
+        no = (1 - p) * (jax.nn.log_sigmoid(-old) - jax.nn.log_sigmoid(-new))
+        return jnp.sum(jnp.where(legal, yes + no, 0.0), axis=-1)
+
+    def branch(p: Array, q: Array, ok: Array) -> Array:
+        log_p, log_q = _categorical(p, ok), _categorical(q, ok)
+        return jnp.sum(jnp.where(ok, jnp.exp(log_p) * (log_p - log_q), 0.0), axis=-1)
+
+    branches = zip(_branches(spec, old), _branches(spec, new), _branches(spec, legal), strict=True)
+    parts = [branch(p, q, ok) for p, q, ok in branches]
     return sum(parts[1:], parts[0])

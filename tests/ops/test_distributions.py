@@ -131,3 +131,40 @@ def test_illegal_columns_get_no_gradient(spec: ActionSpec) -> None:
 
     gradient = jax.grad(both)(logits(spec.width))
     assert gradient[-1] == 0 and bool(jnp.any(gradient[:-1] != 0)) and bool(jnp.all(jnp.isfinite(gradient)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "legal"),
+    [
+        (ActionSpec("discrete", (4,)), [True, False, True, True]),
+        (ActionSpec("multi_discrete", (2, 3)), [True, True, True, False, True]),
+        (ActionSpec("multi_binary", (3,)), [True, True, False]),
+    ],
+)
+def test_divergence_is_the_sum_over_all_legal_actions(spec: ActionSpec, legal: list[bool]) -> None:
+    ok = jnp.array(legal)
+    old, new = jax.random.normal(jax.random.PRNGKey(0), (2, spec.width))
+    std = jnp.zeros(spec.width)
+    ranges = [range(n) for n in spec.sizes] if spec.kind != "multi_binary" else [range(2)] * 3
+    total = 0.0
+    for choice in itertools.product(*ranges):
+        columns = np.cumsum([0, *spec.sizes[:-1]]) + np.array(choice) if spec.kind != "multi_binary" else None
+        # An illegal bit is never set, an illegal action never chosen.
+        if columns is None and any(c and not k for c, k in zip(choice, legal, strict=True)):
+            continue
+        if columns is not None and not all(legal[c] for c in columns):
+            continue
+        action = jnp.array(choice[0] if spec.kind == "discrete" else choice).astype(spec.dtype)
+        p, q = (float(distributions.log_prob(spec, x, std, ok, action)) for x in (old, new))
+        total += np.exp(p) * (p - q)
+    assert float(distributions.kl(spec, old, std, new, std, ok)) == pytest.approx(total, rel=1e-4)
+
+
+def test_divergence_of_gaussians_is_the_integral() -> None:
+    spec, ok = ActionSpec("box", (1,)), jnp.ones(1, bool)
+    a = jnp.linspace(-8.0, 8.0, 4001)[:, None]
+    args = [(jnp.array([0.3]), jnp.array([-0.4])), (jnp.array([-0.5]), jnp.array([0.2]))]
+    many = [(jnp.broadcast_to(mean, a.shape), std) for mean, std in args]
+    p, q = (distributions.log_prob(spec, mean, std, jnp.ones(a.shape, bool), a) for mean, std in many)
+    integral = float(jnp.sum(jnp.exp(p) * (p - q)) * 16 / 4000)
+    assert float(distributions.kl(spec, *args[0], *args[1], ok)) == pytest.approx(integral, rel=1e-3)
