@@ -38,11 +38,11 @@ class Hyper:
     """last: increments of the actor's head, and trainable scales of the other layers; all: increments of every dense
     layer; embedding: an embedding of each agent generates all weights of actor and critic (HyperMARL);
     embedding_after: only those after the GRU."""
-    features: int = 16
+    features: int = 8
     """Numbers that an increment is a linear function of; one of them is the constant 1 (the head's bias)."""
     modes: Literal["rank_one", "full"] = "rank_one"
     """What a feature adds to a layer: a matrix of rank one (cheap), or any matrix (costs as much as the layer)."""
-    width: int = 32
+    width: int = 16
     """Units of the hypernetwork's layers."""
     heads: int = 4
     """Attention heads over agents."""
