@@ -33,7 +33,7 @@ from rookery.memory.slots import fingerprint
 from rookery.nets.optimiser import Optimiser, Schedule, norm
 from rookery.ops.explore import weighted
 from rookery.ops.graph import state_value
-from rookery.ops.loops import repeat
+from rookery.ops.loops import once, repeat
 from rookery.ops.td import only_legal
 
 
@@ -322,8 +322,9 @@ class Episodic:
         state, found = jax.lax.scan(self._row, state, rows)
         metrics = {name: Mean(jnp.sum(x.total), jnp.sum(x.weight)) for name, x in found.items()}
         if state.reflection is not None:
+            graph, kept = _graph(state.view.memory), state.reflection
             memory, reflection = reflect(
-                self.abstract, self.reconstruct, state.view.memory, state.reflection, self.gamma, clock.iteration, key
+                self.abstract, self.reconstruct, graph, kept, self.gamma, clock.iteration, stream(key, "reflect")
             )
             state = replace(state, view=replace(state.view, memory=memory), reflection=reflection)
         if state.learner is not None:
@@ -346,8 +347,8 @@ class Episodic:
 
     def _open(self, state: EpisodicState, key: Float[Array, "env dim"], clock: Clock) -> EpisodicState:
         """The run's first rows become nodes; every other row does when a transition leads to it."""
-        memory, reflection = state.view.memory, state.reflection
-        assert isinstance(memory, GraphState) and reflection is not None and state.node is not None
+        memory, reflection = _graph(state.view.memory), state.reflection
+        assert reflection is not None and state.node is not None, "made by `init`"
 
         def insert(_: Array, now: tuple[GraphState, Handle]) -> tuple[GraphState, Handle]:
             return self.graph.insert(now[0], key, jnp.int32(0), jnp.ones(key.shape[0], bool))
@@ -383,8 +384,8 @@ class Episodic:
         return {"target": None, "reward": due.rewards, "zero": rate * due.target}[self.write.first]
 
     def _graph_row(self, state: EpisodicState, row: Transition) -> tuple[EpisodicState, Due]:
-        memory, reflection, node_tm1 = state.view.memory, state.reflection, state.node
-        assert isinstance(memory, GraphState) and reflection is not None and node_tm1 is not None
+        memory, reflection, node_tm1 = _graph(state.view.memory), state.reflection, state.node
+        assert reflection is not None and node_tm1 is not None, "made by `init`"
         memory = graphs.touch(memory, row.read, row.now)
         memory, node = self.graph.insert(memory, row.key, row.now, ~row.terminal)
         moves = Moves(row.action, row.reward, row.terminal, row.filled)
@@ -392,7 +393,7 @@ class Episodic:
         read = self.graph.read(memory, row.key)
         ring, due = self._due(state.ring, row, Kept(node_tm1, None, None, None), read)
         at = due.kept.node
-        before = _value_of(memory, at)
+        before = once(lambda: _value_of(memory, at), memory.merges)
         first = self._first(due, self.graph.value_rate)
         memory = self.graph.learn(memory, at, due.action, due.target, due.where, first)
         change = jnp.where(due.where, jnp.abs(_value_of(memory, at) - before), 0.0)
@@ -404,9 +405,7 @@ class Episodic:
         return EpisodicState(replace(state.view, memory=memory), ring, node, reflection, state.learner), due
 
     def _dictionary_row(self, state: EpisodicState, row: Transition) -> tuple[EpisodicState, Due]:
-        memory = state.view.memory
-        assert isinstance(memory, DictionaryState)
-        memory = dictionaries.touch(memory, jnp.moveaxis(row.read, 0, -2), row.now)
+        memory = dictionaries.touch(_dictionary(state.view.memory), jnp.moveaxis(row.read, 0, -2), row.now)
         read = self.dictionary.read(memory, row.key)
         kept = Kept(None, row.key_tm1, fingerprint(row.obs_tm1), row.obs_tm1 if self.encoder.trained else None)
         ring, due = self._due(state.ring, row, kept, read)
@@ -419,15 +418,15 @@ class Episodic:
         self, spec: Spec, state: EpisodicState, learner: Learner, clock: Clock, key: Array
     ) -> tuple[EpisodicState, Metrics]:
         """One gradient step of the encoder, and of the keys and values that it read, in every so many iterations."""
-        memory = state.view.memory
-        assert isinstance(memory, DictionaryState)
         ready = learner.store.count >= self.learn.start
         batch = examples.draw(learner.store, self.learn.batch, stream(key, "examples"))
 
         def learn(_: Array, now: tuple[View, Any, Mean, Mean]) -> tuple[View, Any, Mean, Mean]:
             (view, opt), (obs, action, target) = now[:2], batch
-            index, present = self._neighbors(spec, view, obs)
-            entries = dictionaries.gather(view.memory, index)
+            memory = _dictionary(view.memory)
+            read = self.dictionary.read(memory, self.encoder(spec, view.encoder, obs))
+            index, present = read.index, self.dictionary.present(read.distance)
+            entries = dictionaries.gather(memory, index)
 
             def loss(encoder: EncoderParams, key: Array, value: Array) -> Array:
                 query = self.encoder(spec, encoder, obs)
@@ -437,9 +436,7 @@ class Episodic:
 
             squared, (d, d_key, d_value) = jax.value_and_grad(loss, (0, 1, 2))(view.encoder, entries.key, entries.value)
             encoder, opt = self.learn.optimiser.step(view.encoder, d, opt, clock.progress)
-            moved = dictionaries.shift(
-                view.memory, index, -self.learn.key_rate * d_key, -self.learn.value_rate * d_value
-            )
+            moved = dictionaries.shift(memory, index, -self.learn.key_rate * d_key, -self.learn.value_rate * d_value)
             taken = jnp.float32(ready)
             return View(encoder, moved), opt, Mean(squared * taken, taken), Mean(norm(d) * taken, taken)
 
@@ -450,10 +447,15 @@ class Episodic:
         state = replace(state, view=view, learner=Learner(opt, learner.store))
         return state, {"loss": squared, "grad_norm": size}
 
-    def _neighbors(self, spec: Spec, view: View, obs: Array) -> tuple[Array, Array]:
-        """The entries that these observations read, and which of them count."""
-        read = self.dictionary.read(view.memory, self.encoder(spec, view.encoder, obs))
-        return read.index, self.dictionary.present(read.distance)
+
+def _graph(memory: DictionaryState | GraphState) -> GraphState:
+    assert isinstance(memory, GraphState), "made by `init`"
+    return memory
+
+
+def _dictionary(memory: DictionaryState | GraphState) -> DictionaryState:
+    assert isinstance(memory, DictionaryState), "made by `init`"
+    return memory
 
 
 def _value_of(memory: GraphState, at: Handle) -> Float[Array, "row"]:

@@ -20,10 +20,9 @@ from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Count, Positive
 from rookery.memory.graph import TERMINAL, GraphState, Handle, alive, live
-from rookery.ops import explore
 from rookery.ops import graph as ops
 from rookery.ops.graph import Edges
-from rookery.ops.loops import repeat
+from rookery.ops.loops import once, repeat
 
 Where = Bool[Array, "env"]
 
@@ -193,15 +192,19 @@ class Reconstruct:
             return None
         edges = live(memory)
 
-        def rise(i: Array, priority: Array) -> Array:
-            n = node.node[i]
+        def error(n: Array) -> Array:
             target, has = ops.node_backup(memory.q, memory.known, memory.terminal, edges, n, gamma)
-            own = jnp.max(jnp.where(has, jnp.abs(target - memory.q[n]), 0.0))
-            leads = jnp.any(edges.next == n, axis=1)
-            risen = jnp.maximum(priority, jnp.where(leads, gamma * change[i], 0.0)).at[n].max(own)
-            return jnp.where(alive(memory, node)[i], risen, priority)
+            return jnp.max(jnp.where(has, jnp.abs(target - memory.q[n]), 0.0))
 
-        return repeat(change.shape[0], rise, priority)
+        def look() -> tuple[Array, Array]:
+            there = alive(memory, node)
+            leads = jnp.any(edges.next[None] == node.node[:, None, None], axis=2) & there[:, None]
+            rise = jnp.max(jnp.where(leads, gamma * change[:, None], 0.0), axis=0)
+            return rise, jnp.where(there, jax.vmap(error)(node.node), 0.0)
+
+        # All reads before the values are written again.
+        rise, own = once(look, memory.merges)
+        return jnp.maximum(priority, rise).at[node.node].max(own, mode="drop")
 
     def backups_of(
         self,
@@ -233,8 +236,8 @@ class Reconstruct:
     ) -> tuple[Int[Array, "path length"], Int[Array, "path length"]]:
         """(node, slot) of the edges of this call's paths."""
         if key_nodes is None:
-            chance = jnp.where(memory.filled, 1.0, 0.0)
-            draw = partial(explore.weighted, weights=jnp.broadcast_to(chance, (self.paths, chance.shape[0])))
+            score = jnp.where(memory.filled, 0.0, -jnp.inf)
+            draw = partial(jax.random.categorical, logits=score, shape=(self.paths,))
             source, target = draw(stream(key, "source")), draw(stream(key, "target")).at[0].set(TERMINAL)
         else:
             targets = jnp.append(jnp.int32(TERMINAL), key_nodes)
