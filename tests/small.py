@@ -10,6 +10,7 @@ import numpy as np
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
+from rookery.algorithms.episodic import Episodic
 from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS, TASKS
 from rookery.tasks.compiled.maze import Maze
@@ -32,6 +33,8 @@ SMALL_TASKS: dict[str, Any] = {
 def smallest(preset: str) -> str:
     """The cheapest of the small tasks that a preset can train on: who shares with those in range needs positions."""
     algo = PRESETS[preset]
+    if isinstance(algo, Episodic):
+        return "maze/static"  # a memory agent is alone
     ranged = isinstance(algo, Q) and algo.share.partners == "range"
     return "mpe/simple_spread" if ranged else "matrix/climbing"
 

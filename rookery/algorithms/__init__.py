@@ -1,3 +1,3 @@
 """Algorithm families and their presets."""
 
-from rookery.algorithms import presets, teams  # noqa: F401  (fill the registries)
+from rookery.algorithms import presets, presets_memory, teams  # noqa: F401  (fills the registry)

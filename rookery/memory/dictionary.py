@@ -56,6 +56,8 @@ class Rows(eqx.Module):
     """Rows that are written; the others are ignored."""
     hashed: UInt[Array, "*b row 2"] | None = None
     """`fingerprint` of the observation; None hashes the key."""
+    first: Float[Array, "*b row"] | None = None
+    """What a value starts at if there was none; None: at `value`."""
 
 
 class Entries(eqx.Module):
@@ -109,6 +111,8 @@ class Dictionary:
     """Step size of `average`."""
     merge: float = 0.0
     """Keys up to this distance apart are the same state; 0: states with the same hash are."""
+    reach: float = 0.0
+    """Distance beyond which a neighbor is not read; 0: all are."""
 
     def check(self, rows: int) -> None:
         """Refuse sizes that do not fit together, for writes of so many rows."""
@@ -117,10 +121,11 @@ class Dictionary:
                 f"memory.capacity ({self.capacity}) must be at least memory.neighbors ({self.neighbors}) and the rows "
                 f"written at a time ({rows}). Raise it, or lower those."
             )
-        if min(self.neighbors, self.delta) <= 0 or not 0 < self.rate <= 1 or self.merge < 0:
+        if min(self.neighbors, self.delta) <= 0 or not 0 < self.rate <= 1 or min(self.merge, self.reach) < 0:
             raise ConfigError(
                 f"memory.neighbors ({self.neighbors}) and memory.delta ({self.delta}) must be positive, memory.rate "
-                f"({self.rate}) above 0 and at most 1, and memory.merge ({self.merge}) 0 or more."
+                f"({self.rate}) above 0 and at most 1, memory.merge ({self.merge}) and memory.reach ({self.reach}) 0 "
+                "or more."
             )
 
     def empty(self, dim: int, actions: int) -> DictionaryState:
@@ -148,10 +153,14 @@ class Dictionary:
 
         def look() -> Read:
             near = nearest_in_each(memory.keys, memory.norms, query, self.neighbors)
-            q, known = self.blend(query, gather(memory, near.index), jnp.isfinite(near.distance))
+            q, known = self.blend(query, gather(memory, near.index), self.present(near.distance))
             return Read(near.index, near.distance, q, known)
 
         return once(look, memory.merges)
+
+    def present(self, distance: Float[Array, "*b"]) -> Bool[Array, "*b"]:
+        """Which neighbors at these squared distances count."""
+        return distance <= self.reach**2 if self.reach else jnp.isfinite(distance)
 
     def blend(
         self, query: Float[Array, "query dim"], entries: Entries, present: Bool[Array, "table query k"]
@@ -199,18 +208,24 @@ class Dictionary:
         # Same state, same action: same entry and column. The first write of a column sets it.
         cell = jnp.where(rows.where, slots.slot * memory.values.shape[2] + column, -1) * memory.keys.shape[0] + table
         opens = rows.where & (_visits(memory, slots, table, column) == 0) & first_of(cell)
-        value = self._value(cell, opens, rows, memory.values[(*at, column)])
+        given = rows.value if rows.first is None else jnp.where(opens, rows.first, rows.value)
+        value = self._value(cell, opens, rows.where, given, memory.values[(*at, column)])
         evicted = slots.new & jnp.isfinite(memory.norms[at])
         return _Plan(slots, table, column, rows.key, hashed, value, evicted, rows.where & ~slots.new)
 
     def _value(
-        self, cell: Int[Array, "row"], opens: Bool[Array, "row"], rows: Rows, old: Float[Array, "row"]
+        self,
+        cell: Int[Array, "row"],
+        opens: Bool[Array, "row"],
+        where: Bool[Array, "row"],
+        given: Float[Array, "row"],
+        old: Float[Array, "row"],
     ) -> Float[Array, "row"]:
         """The value of each row's cell after the batch; rows of one cell agree."""
         if self.update == "average":
-            return running(cell, opens, rows.where, old, rows.value, self.rate)
-        shared = (cell[:, None] == cell[None, :]) & rows.where[None, :]
-        best = jnp.max(jnp.where(shared, rows.value[None, :], -jnp.inf), axis=1)
+            return running(cell, opens, where, old, given, self.rate)
+        shared = (cell[:, None] == cell[None, :]) & where[None, :]
+        best = jnp.max(jnp.where(shared, given[None, :], -jnp.inf), axis=1)
         return jnp.where(jnp.any(shared & opens[None, :], axis=1), best, jnp.maximum(best, old))
 
     def _match(

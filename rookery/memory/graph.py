@@ -145,6 +145,8 @@ class Graph:
     """Added to squared distances in the kernel's weights."""
     merge: float = 0.0
     """A key up to this distance from a node is that node."""
+    reach: float = 0.0
+    """Distance beyond which a neighbor is not read; 0: all are."""
     key_rate: float = 0.0
     """How far a node's key moves toward a key that merges with it; 0: never."""
     value_rate: float = 0.5
@@ -160,10 +162,11 @@ class Graph:
                 f"memory.capacity ({self.capacity}) must be at least memory.neighbors ({self.neighbors}), and more "
                 f"than the rows inserted at a time ({rows}). Raise it, or lower those."
             )
-        if min(self.neighbors, self.edges_per_node, self.delta) <= 0 or self.merge < 0:
+        if min(self.neighbors, self.edges_per_node, self.delta) <= 0 or min(self.merge, self.reach) < 0:
             raise ConfigError(
                 f"memory.neighbors ({self.neighbors}), memory.edges_per_node ({self.edges_per_node}) and memory.delta "
-                f"({self.delta}) must be positive, and memory.merge ({self.merge}) 0 or more."
+                f"({self.delta}) must be positive, memory.merge ({self.merge}) and memory.reach ({self.reach}) 0 or "
+                "more."
             )
         if not (0 <= self.key_rate <= 1 and 0 < self.value_rate <= 1):
             raise ConfigError(
@@ -203,7 +206,8 @@ class Graph:
 
         def look() -> GraphRead:
             near = nearest(memory.keys, memory.norms, query, self.neighbors)
-            use = (memory.q_visits[near.index] > 0) & jnp.isfinite(near.distance)[..., None]
+            present = near.distance <= self.reach**2 if self.reach else jnp.isfinite(near.distance)
+            use = (memory.q_visits[near.index] > 0) & present[..., None]
             q, known = kernel_mean(query, memory.keys[near.index], memory.q[near.index], use, self.delta)
             return GraphRead(near.index, near.distance, q, known)
 
@@ -284,15 +288,17 @@ class Graph:
         action: Int[Array, "row"],
         target: Float[Array, "row"],
         where: Bool[Array, "row"],
+        first: Float[Array, "row"] | None = None,
     ) -> GraphState:
-        """The graph with action values moved toward their targets; an unknown value starts at its first target."""
+        """The graph with action values moved toward their targets; an unknown one starts at `first`, or its target."""
         full = self.capacity
 
         def look() -> tuple[Array, Array]:
             real = where & alive(memory, node)
             cell = jnp.where(real, node.node * memory.q.shape[1] + action, -1)
             opens = real & (memory.q_visits[node.node, action] == 0) & first_of(cell)
-            value = running(cell, opens, real, memory.q[node.node, action], target, self.value_rate)
+            given = target if first is None else jnp.where(opens, first, target)
+            value = running(cell, opens, real, memory.q[node.node, action], given, self.value_rate)
             return jnp.where(real, node.node, full), value
 
         row, value = once(look, memory.merges)

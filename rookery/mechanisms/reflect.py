@@ -1,0 +1,288 @@
+"""What a graph memory does between steps: choose key nodes (abstraction), then propagate values (reconstruction).
+
+Both do a bounded amount of work at each call, and every Bellman backup that is made is counted: reconstruction spends
+updates that plain Q-learning does not have, so comparisons must say how many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from rookery.core.errors import ConfigError
+from rookery.core.keys import stream
+from rookery.core.ranges import Count, Positive
+from rookery.memory.graph import TERMINAL, GraphState, Handle, alive, live
+from rookery.ops import graph as ops
+from rookery.ops.graph import Edges
+from rookery.ops.loops import once, repeat
+
+Where = Bool[Array, "env"]
+
+
+class Trajectories(eqx.Module):
+    """The nodes of the episodes under way, and of the best ones so far."""
+
+    path: Handle
+    """[env, length]"""
+    length: Int[Array, "env"]
+    returns: Float[Array, "env"]
+    best: Handle
+    """[trajectory, length]"""
+    best_returns: Float[Array, "trajectory"]
+
+
+@dataclass(frozen=True)
+class Abstract:
+    """Which nodes of the graph are key nodes."""
+
+    method: Literal["none", "cluster", "gnn", "degree", "common"] = "none"
+    """cluster: centers of canopies of keys (GCMR). gnn: nodes that differ most from the mean of their neighborhood
+    (GBMR). degree: well connected for how often they are visited (GQSI). common: nodes that recur in the best
+    trajectories (GQIL)."""
+    nodes: Count = 8
+    """Key nodes, at most."""
+    t1: Positive = 1 / 3
+    """Distance from its center up to which a canopy holds nodes."""
+    t2: Positive = 2.5 / 9
+    """Distance from its center up to which a canopy keeps nodes from opening another one; below t1."""
+    hops: Count = 2
+    """Rounds of aggregation of `gnn`."""
+    trajectories: Count = 10
+    """Best trajectories that `common` keeps."""
+    length: Count = 256
+    """Nodes of a trajectory that `common` keeps, the first ones."""
+
+    def check(self, capacity: int) -> None:
+        """Refuse thresholds in the wrong order, and more key nodes than the graph can have."""
+        if self.method == "cluster" and self.t2 >= self.t1:
+            raise ConfigError(f"algo.abstract.t2 ({self.t2}) must be below algo.abstract.t1 ({self.t1}).")
+        if self.nodes > capacity:
+            raise ConfigError(f"algo.abstract.nodes ({self.nodes}) must be at most algo.graph.capacity ({capacity}).")
+
+    def empty(self, envs: int) -> Trajectories | None:
+        """No trajectory yet; None for methods that need none."""
+        if self.method != "common":
+            return None
+
+        def nodes(rows: int) -> Handle:
+            return Handle(jnp.full((rows, self.length), -1, jnp.int32), jnp.zeros((rows, self.length), jnp.int32))
+
+        best = jnp.full(self.trajectories, -jnp.inf)
+        return Trajectories(nodes(envs), jnp.zeros(envs, jnp.int32), jnp.zeros(envs), nodes(self.trajectories), best)
+
+    def follow(
+        self, kept: Trajectories | None, node: Handle, reward: Float[Array, "env"], first: Where, last: Where
+    ) -> Trajectories | None:
+        """The trajectories after one more row of every environment."""
+        if kept is None:
+            return None
+        envs = np.arange(first.shape[0])
+        # A path is cleared where it begins; beyond its room nodes are dropped.
+        at = jnp.where(first, 0, kept.length)
+        path = Handle(
+            jnp.where(first[:, None], -1, kept.path.node).at[envs, at].set(node.node, mode="drop"),
+            kept.path.generation.at[envs, at].set(node.generation, mode="drop"),
+        )
+        returns = jnp.where(first, 0.0, kept.returns + reward)
+
+        def rate(i: Array, best: tuple[Handle, Array]) -> tuple[Handle, Array]:
+            handles, scores = best
+            worst = jnp.argmin(scores)
+            better = last[i] & (returns[i] > scores[worst])
+            slot = jnp.where(better, worst, scores.shape[0])
+            put = lambda x, new: x.at[slot].set(new[i], mode="drop")  # noqa: E731
+            return jax.tree.map(put, handles, path), put(scores, returns)
+
+        best, best_returns = repeat(first.shape[0], rate, (kept.best, kept.best_returns))
+        return Trajectories(path, jnp.minimum(at + 1, self.length), returns, best, best_returns)
+
+    def key_nodes(self, memory: GraphState, edges: Edges, kept: Trajectories | None) -> Int[Array, "key"]:
+        """The key nodes, -1 beyond the last."""
+        filled = memory.filled
+        if self.method == "cluster":
+            return ops.canopy(memory.keys, filled, self.t1, self.t2, self.nodes).center
+        if self.method == "degree":
+            into, out = ops.degrees(edges.next)
+            score = ops.degree_score(into, out, memory.visits, jnp.maximum(memory.nodes, 1))
+        elif self.method == "common":
+            assert kept is not None, "made by `empty`"
+            score = _recurrence(memory, kept)
+            filled = filled & (score > 0)
+        else:
+            score = _contrast(memory, edges, self.hops)
+        return ops.top_nodes(score, filled, self.nodes)
+
+
+def _recurrence(memory: GraphState, kept: Trajectories) -> Float[Array, "node"]:
+    """In how many of the best trajectories that were rewarded each node occurs."""
+    nodes = memory.norms.shape[0]
+
+    def occurs(node: Array, generation: Array, score: Array) -> Array:
+        real = alive(memory, Handle(node, generation)) & (score > 0)
+        return jnp.zeros(nodes).at[jnp.where(real, node, nodes)].set(1.0, mode="drop")
+
+    return jnp.sum(jax.vmap(occurs)(kept.best.node, kept.best.generation, kept.best_returns), axis=0)
+
+
+def _contrast(memory: GraphState, edges: Edges, hops: int) -> Float[Array, "node"]:
+    """How far each node's features (key, value) are from their mean over its `hops`-hop neighborhood."""
+    value = ops.state_value(memory.q, memory.known, memory.terminal)
+    value = value / jnp.maximum(jnp.max(jnp.abs(value)), 1e-6)
+    features = jnp.concatenate([memory.keys, value[:, None]], axis=1)
+    # The terminal node has no key of its own.
+    next = jnp.where(edges.next == TERMINAL, -1, edges.next)
+    around = ops.aggregate(features, next, hops, incoming=True)
+    return jnp.sum(jnp.square(features - around), axis=1)
+
+
+@dataclass(frozen=True)
+class Reconstruct:
+    """Which Bellman backups are made besides those of the steps taken."""
+
+    method: Literal["none", "key_paths", "from_start", "all_pairs", "sweep"] = "none"
+    """Backups along shortest paths, from their ends to their starts: between key nodes, from the start of the episode
+    to key nodes, between any nodes. sweep: prioritized sweeping instead."""
+    every: Count = 1
+    """Iterations between two calls."""
+    paths: Count = 8
+    """Paths of a call; calls go through all pairs in turn. Paths to the terminal node come first."""
+    length: Count = 32
+    """Edges of a path, at most."""
+    backups: Count = 64
+    """Backups of a call of `sweep`, at most."""
+    tolerance: Positive = 1e-4
+    """Errors that `sweep` leaves."""
+
+    def check(self, abstract: str) -> None:
+        """Refuse paths between key nodes that nobody chooses, and key nodes that nothing uses."""
+        needs = self.method in ("key_paths", "from_start")
+        if needs and abstract == "none":
+            raise ConfigError(
+                f"algo.reconstruct.method {self.method} needs key nodes: set algo.abstract.method to cluster, gnn, "
+                "degree or common, or reconstruct with all_pairs or sweep."
+            )
+        if not needs and abstract != "none":
+            raise ConfigError(
+                f"algo.abstract.method {abstract} chooses key nodes that algo.reconstruct.method {self.method} does "
+                "not use: set it to key_paths or from_start, or abstract.method to none."
+            )
+
+    def priorities(self, capacity: int) -> Float[Array, "node"] | None:
+        """Priorities of `sweep`; None for the other methods."""
+        return jnp.zeros(capacity) if self.method == "sweep" else None
+
+    def notice(
+        self,
+        priority: Float[Array, "node"] | None,
+        memory: GraphState,
+        node: Handle,
+        change: Float[Array, "row"],
+        gamma: float,
+    ) -> Float[Array, "node"] | None:
+        """Priorities after the values of these nodes changed by so much: theirs, and those of their predecessors."""
+        if priority is None:
+            return None
+        edges = live(memory)
+
+        def error(n: Array) -> Array:
+            target, has = ops.node_backup(memory.q, memory.known, memory.terminal, edges, n, gamma)
+            return jnp.max(jnp.where(has, jnp.abs(target - memory.q[n]), 0.0))
+
+        def look() -> tuple[Array, Array]:
+            there = alive(memory, node)
+            leads = jnp.any(edges.next[None] == node.node[:, None, None], axis=2) & there[:, None]
+            rise = jnp.max(jnp.where(leads, gamma * change[:, None], 0.0), axis=0)
+            return rise, jnp.where(there, jax.vmap(error)(node.node), 0.0)
+
+        # All reads before the values are written again.
+        rise, own = once(look, memory.merges)
+        return jnp.maximum(priority, rise).at[node.node].max(own, mode="drop")
+
+    def backups_of(
+        self,
+        memory: GraphState,
+        priority: Float[Array, "node"] | None,
+        key_nodes: Int[Array, "key"] | None,
+        start: Handle,
+        call: Int[Array, ""],
+        gamma: float,
+        key: Array,
+    ) -> tuple[Float[Array, "node action"], Float[Array, "node"] | None, Int[Array, ""]]:
+        """Values and priorities after one call, and the backups that it made."""
+        edges = live(memory)
+        about = (memory.q, memory.known, memory.terminal, edges)
+        if priority is not None:
+            return ops.sweep(*about, priority, gamma, self.backups, self.tolerance)
+        paths = self._paths(memory, edges, key_nodes, start, call, key)
+        q, made = ops.backup_paths(*about, *paths, gamma)
+        return q, None, made
+
+    def _paths(
+        self,
+        memory: GraphState,
+        edges: Edges,
+        key_nodes: Int[Array, "key"] | None,
+        start: Handle,
+        call: Int[Array, ""],
+        key: Array,
+    ) -> tuple[Int[Array, "path length"], Int[Array, "path length"]]:
+        """(node, slot) of the edges of this call's paths."""
+        if key_nodes is None:
+            score = jnp.where(memory.filled, 0.0, -jnp.inf)
+            draw = partial(jax.random.categorical, logits=score, shape=(self.paths,))
+            source, target = draw(stream(key, "source")), draw(stream(key, "target")).at[0].set(TERMINAL)
+        else:
+            targets = jnp.append(jnp.int32(TERMINAL), key_nodes)
+            sources = key_nodes if self.method == "key_paths" else jnp.where(alive(memory, start), start.node, -1)
+            pair = (call * self.paths + np.arange(self.paths)) % (targets.shape[0] * sources.shape[0])
+            source, target = sources[pair % sources.shape[0]], targets[pair // sources.shape[0]]
+        distance = ops.distances_to(edges.next, target, self.length)
+        return jax.vmap(lambda d, s: ops.walk(edges.next, d, s, self.length))(distance, source)
+
+
+class Reflection(eqx.Module):
+    """What reflecting on a graph keeps."""
+
+    start: Handle
+    """The first node of each environment's episode."""
+    trajectories: Trajectories | None
+    priority: Float[Array, "node"] | None
+    updates: Int[Array, ""]
+    """Backups made so far."""
+
+
+def reflect(
+    abstract: Abstract,
+    reconstruct: Reconstruct,
+    memory: GraphState,
+    kept: Reflection,
+    gamma: float,
+    iteration: Int[Array, ""],
+    key: Array,
+) -> tuple[GraphState, Reflection]:
+    """The graph after one call of reconstruction, in every so many iterations."""
+    if reconstruct.method == "none":
+        return memory, kept
+
+    def call(_: Array, now: tuple[Array, Array | None, Array]) -> tuple[Array, Array | None, Array]:
+        q, priority, made = now
+        # The graph with the loop's own values: the ones from outside would have to be kept beside them.
+        graph = eqx.tree_at(lambda m: m.q, memory, q)
+        keys = None if abstract.method == "none" else abstract.key_nodes(graph, live(graph), kept.trajectories)
+        number = iteration // reconstruct.every
+        q, priority, more = reconstruct.backups_of(graph, priority, keys, kept.start, number, gamma, key)
+        return q, priority, made + more
+
+    # A loop of no or one round: a branch would copy the values that it returns.
+    times = jnp.where(iteration % reconstruct.every == 0, 1, 0)
+    q, priority, updates = repeat(times, call, (memory.q, kept.priority, kept.updates))
+    memory = eqx.tree_at(lambda m: m.q, memory, q)
+    return memory, Reflection(kept.start, kept.trajectories, priority, updates)

@@ -1,0 +1,323 @@
+"""Memory agents: targets of a stream, what a graph gets of it, reconstruction, programs, learning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled import copies
+from small import hasty_jit
+
+from rookery.algorithms.episodic import Act, Episodic, Write
+from rookery.core.errors import ConfigError
+from rookery.core.keys import stream
+from rookery.core.registry import PRESETS, TASKS
+from rookery.core.types import Collect
+from rookery.mechanisms.encode import Encoder
+from rookery.mechanisms.reflect import Abstract, Reconstruct
+from rookery.memory import pending
+from rookery.memory.graph import TERMINAL, live
+from rookery.nets.optimiser import Schedule
+from rookery.tasks.compiled.maze import Maze
+from rookery.training.compiled.program import Program
+from rookery.training.compiled.rollout import collect
+from rookery.training.config import RunConfig
+from rookery.training.state import RunState
+
+MAZE = Maze(height=4, width=4, obstacles=2, bump="stay", limit=40)
+GRAPHS = ["gcmr", "gbmr", "gqsi", "gqil", "gbmr_sweep"]
+GAMMA = 0.5
+
+
+def stream_of(rows: list[dict[str, float]], n: int, drain: int) -> list[tuple[int, int, float]]:
+    """(time written, time of the transition, target) of a stream of one environment."""
+    ring, found = pending.empty(jnp.zeros((1,), jnp.int32), n, 1), []
+    for now, row in enumerate(rows):
+        x = {name: jnp.array([value]) for name, value in row.items()}
+        transition = pending.Row(
+            kept=jnp.array([now], jnp.int32),
+            action=jnp.zeros(1, jnp.int32),
+            reward=x["reward"],
+            discount=GAMMA * (1 - x["terminal"]),
+            value=x["value"],
+            last=x["last"] > 0,
+            filled=x["filled"] > 0,
+        )
+        ring, due = pending.step(ring, transition, jnp.int32(now), drain)
+        found += [(now, int(due.kept[i]), float(due.target[i])) for i in np.flatnonzero(due.where)]
+    return found
+
+
+def row(reward: float, value: float = 0.0, terminal: int = 0, last: int = 0, filled: int = 1) -> dict[str, float]:
+    return {"reward": reward, "value": value, "terminal": float(terminal), "last": float(last), "filled": float(filled)}
+
+
+RESET = row(0.0, 100.0, filled=0)
+
+
+def test_targets_of_a_stream_by_hand() -> None:
+    """n = 2, gamma 1/2: an episode that terminates, and one that is cut."""
+    rows = [row(1.0, 8.0), row(2.0, 16.0), row(4.0, 99.0, terminal=1, last=1), RESET]
+    rows += [row(1.0, 8.0), row(3.0, 4.0, last=1), RESET, row(5.0, 6.0)]
+    written = stream_of(rows, n=2, drain=2)
+    assert written == [
+        (1, 0, 1 + 2 / 2 + 16 / 4),  # two rewards, then the value of the third state
+        (2, 1, 2 + 4 / 2),  # nothing after termination
+        (2, 2, 4.0),
+        (5, 4, 1 + 3 / 2 + 4 / 4),  # cut: bootstrapped from the last row
+        (5, 5, 3 + 4 / 2),
+    ]  # row 7 waits for its second reward
+
+
+@pytest.mark.parametrize(("n", "drain"), [(1, 1), (3, 1), (3, 3), (5, 2), (8, 8)])
+def test_every_transition_is_written_once_with_its_target(n: int, drain: int) -> None:
+    rng = np.random.default_rng(n * 10 + drain)
+    rows, ends = [], []
+    while len(rows) < 60:
+        length, dies = int(rng.integers(1, 9)), bool(rng.integers(2))
+        first = len(rows)
+        for i in range(length):
+            last = i == length - 1
+            rows.append(row(float(rng.normal()), float(rng.normal()), int(last and dies), int(last)))
+            ends.append(first + length)
+        rows.append(RESET)
+        ends.append(0)
+    written = stream_of(rows, n, drain)
+    times = [t for _, t, _ in written]
+    assert times == sorted(set(times)), "once, and in order"
+    expected = {}
+    for t, now in enumerate(rows):
+        if now["filled"] and t + n < len(rows):
+            stop = min(t + n, ends[t])
+            total = sum(GAMMA ** (k - t) * rows[k]["reward"] for k in range(t, stop))
+            if not rows[stop - 1]["terminal"]:
+                total += GAMMA ** (stop - t) * rows[stop - 1]["value"]
+            expected[t] = total
+    found = {t: target for _, t, target in written}
+    assert set(expected) <= set(found)
+    np.testing.assert_allclose([found[t] for t in expected], list(expected.values()), rtol=1e-5, atol=1e-6)
+    for at, t, _ in written:
+        due = min(t + n, ends[t]) - 1
+        assert at == due if drain == n else due <= at < t + n
+
+
+def trained(algo: Episodic, iterations: int, task: Any = MAZE, seeds: tuple[int, ...] = (0,)) -> tuple[RunState, Any]:
+    config = RunConfig("", "maze", algo, task, 4000, seeds)
+    program = Program(config)
+    state = hasty_jit(program.init)()
+    return jax.jit(partial(program.chunk, iterations=iterations), donate_argnums=0)(state)
+
+
+def memory_of(state: RunState, member: int = 0) -> Any:
+    return jax.tree.map(lambda x: x[member], state.members.algo.view.memory)
+
+
+def test_a_graph_gets_its_cells_edges_and_the_way_to_the_end() -> None:
+    """On a maze a table of cells and moves is known: every node's edges are the maze's own."""
+    state, _ = trained(PRESETS["gq"], 3000)
+    memory = memory_of(state)
+    keys, edges = np.asarray(memory.keys), jax.tree.map(np.asarray, live(memory))
+    cells = {tuple(np.rint(keys[i] * 3).astype(int)): i for i in np.flatnonzero(np.asarray(memory.filled))}
+    assert (3, 3) not in cells and len(cells) == 16 - 2 - 1
+    ends = np.argwhere(edges.next == TERMINAL)
+    assert len(ends), "terminating actions have edges"
+    for node, slot in ends:
+        assert edges.reward[node, slot] == 200.0
+        assert tuple(np.rint(keys[node] * 3).astype(int)) in {(2, 3), (3, 2)}
+    moves = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])
+    for cell, node in cells.items():
+        for slot in np.flatnonzero(edges.next[node] > 0):
+            to = tuple(np.clip(np.array(cell) + moves[edges.action[node, slot]], 0, 3))
+            assert edges.next[node, slot] == cells.get(to, node)
+            assert edges.reward[node, slot] == (-1.0 if to not in cells else 0.0)
+
+
+def test_the_first_transition_is_written() -> None:
+    """Nodes are made of the rows that transitions lead to; the run's very first row has none before it."""
+    state, _ = trained(PRESETS["gq"], 1)
+    memory = memory_of(state)
+    assert int(memory.edge_count) == 1 and int(np.sum(memory.q_visits)) == 1
+
+
+def test_a_table_learns_what_q_learning_learns() -> None:
+    """The dictionary and the graph are the same table here; a reference in Python replays their transitions."""
+    rate, gamma = 0.5, 0.9
+    program = Program(RunConfig("", "maze", PRESETS["q"], MAZE, 4000, (0,)))
+    state = hasty_jit(program.init)()
+    step = jax.jit(partial(program.chunk, iterations=1))
+    q: dict[tuple[Any, int], float] = {}
+
+    def roll(state: RunState) -> Any:
+        member = jax.tree.map(lambda x: x[0], state.members)
+        clock = state.clock(member.steps, state.iteration)
+        key = stream(member.key, "collect", state.iteration)
+        return collect(PRESETS["q"], MAZE, PRESETS["q"].policy(member.algo), member.worlds, clock, key)[1]
+
+    roll = jax.jit(roll)
+    for _ in range(150):
+        rollout = jax.tree.map(np.asarray, roll(state))
+        if rollout.filled[0, 0]:
+            s, s2 = (tuple(rollout.step.obs[i, 0, 0].tolist()) for i in (0, 1))
+            a, r = int(rollout.action[0, 0, 0]), float(rollout.step.reward[1, 0, 0])
+            ahead = [q[s2, b] for b in range(4) if (s2, b) in q]
+            target = r + gamma * max(ahead, default=0.0) * float(rollout.step.discount[1, 0, 0])
+            q[s, a] = q[s, a] + rate * (target - q[s, a]) if (s, a) in q else target
+        state, _ = step(state)
+    memory = memory_of(state)
+    found = {}
+    for slot in np.flatnonzero(np.isfinite(np.asarray(memory.norms[0]))):
+        for a in np.flatnonzero(np.asarray(memory.visits[0, slot])):
+            found[tuple(np.asarray(memory.keys[0, slot]).tolist()), int(a)] = float(memory.values[0, slot, a])
+    assert set(found) == set(q)
+    np.testing.assert_allclose([found[k] for k in q], list(q.values()), rtol=1e-5, atol=1e-6)
+
+
+def test_dictionary_and_graph_are_the_same_table() -> None:
+    (_, one), (_, two) = (trained(PRESETS[name], 500) for name in ("q", "gq"))
+    for name in ("train/success", "target", "writes"):
+        np.testing.assert_allclose(one.means[name].total, two.means[name].total, rtol=1e-5)
+
+
+# --- reconstruction
+
+
+@pytest.mark.parametrize("preset", GRAPHS)
+def test_reconstruction_is_made_and_counted(preset: str) -> None:
+    state, report = trained(PRESETS[preset], 400)
+    reflection = state.members.algo.reflection
+    assert int(reflection.updates[0]) > 0
+    assert float(report.means["reconstruction_updates"].total[0]) > 0
+    plan = PRESETS[preset].reconstruct
+    most = plan.backups if plan.method == "sweep" else plan.paths * plan.length
+    assert int(reflection.updates[0]) <= -(-400 // plan.every) * most
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"abstract": Abstract("degree"), "reconstruct": Reconstruct("from_start")},
+        {"reconstruct": Reconstruct("all_pairs", every=5)},
+    ],
+)
+def test_other_ways_to_reconstruct(change: dict[str, Any]) -> None:
+    state, _ = trained(replace(PRESETS["gq"], **change), 400)
+    assert int(state.members.algo.reflection.updates[0]) > 0
+
+
+def test_sweeping_reaches_the_values_of_the_known_graph() -> None:
+    """After enough backups every value is its own Bellman backup over the graph."""
+    algo = replace(PRESETS["gbmr_sweep"], reconstruct=Reconstruct("sweep", every=1, backups=200, tolerance=1e-4))
+    state, _ = trained(algo, 600)
+    memory = memory_of(state)
+    edges, q, known = live(memory), np.asarray(memory.q), np.asarray(memory.known)
+    best = np.where(known.any(1), np.where(known, q, -np.inf).max(1), 0.0)
+    best[TERMINAL] = 0.0
+    next, action, reward = (np.asarray(x) for x in (edges.next, edges.action, edges.reward))
+    for node, slot in np.argwhere(next >= 0):
+        target = reward[node, slot] + 0.9 * best[next[node, slot]]
+        assert abs(q[node, action[node, slot]] - target) < 1e-2
+    assert q.max() == 200.0
+
+
+def jaxpr(algo: Episodic) -> str:
+    program = Program(RunConfig("", "maze", algo, MAZE, 4000, (0,)))
+    state = jax.eval_shape(program.init)
+    return str(jax.make_jaxpr(partial(program.chunk, iterations=2))(state))
+
+
+def test_what_is_off_leaves_no_trace() -> None:
+    plain = PRESETS["gq"]
+    off = replace(plain, reconstruct=Reconstruct("none", every=7, paths=5, backups=9), abstract=Abstract(nodes=3))
+    on = {jaxpr(replace(plain, reconstruct=Reconstruct("sweep", backups=9))), jaxpr(PRESETS["gbmr"])}
+    assert jaxpr(off) == jaxpr(plain) and jaxpr(plain) not in on and len(on) == 2
+    directed = replace(plain, acting=replace(plain.acting, explore="unseen"))
+    assert jaxpr(directed) != jaxpr(plain)
+
+
+@pytest.mark.parametrize("preset", ["q", "gq", "mfec"])
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_no_table_is_copied(preset: str, seeds: tuple[int, ...]) -> None:
+    algo = PRESETS[preset]
+    algo = replace(
+        algo,
+        encoder=Encoder("random", dim=16),
+        dictionary=replace(algo.dictionary, capacity=4096),
+        graph=replace(algo.graph, capacity=4096),
+        collect=Collect(envs=4, length=2),
+    )
+    program = Program(RunConfig("", "maze", algo, MAZE, 4000, seeds))
+    state = jax.eval_shape(program.init)
+    compiled = jax.jit(partial(program.chunk, iterations=3), donate_argnums=0).lower(state).compile()
+    assert copies(compiled, 4096 * 4) == []
+
+
+# --- acting
+
+
+def test_choosing() -> None:
+    act, legal = Act(Schedule(0.0, 0.0)), jnp.array([[True, True, True, False]] * 400)
+    known = jnp.array([[True, True, False, False]] * 400)
+    q = jnp.array([[1.0, 1.0, 50.0, 9.0]] * 400)
+    key, none = jax.random.PRNGKey(0), jnp.float32(0.0)
+    assert set(np.asarray(act.choose(key, q, known, legal, none)).tolist()) == {0, 1}, "ties at random, unknown is 0"
+    below = set(np.asarray(act.choose(key, -q, known, legal, none)).tolist())
+    assert below == {2}
+    blank = jnp.zeros_like(known)
+    assert set(np.asarray(act.choose(key, q, blank, legal, None)).tolist()) == {0, 1, 2}, "an unseen state, at random"
+    directed = replace(act, explore="unseen")
+    assert set(np.asarray(directed.choose(key, q, known, legal, jnp.float32(1.0))).tolist()) == {2}
+    assert set(np.asarray(directed.choose(key, q, legal, legal, jnp.float32(1.0))).tolist()) == {2}
+    assert set(np.asarray(directed.choose(key, 0 * q, known, legal, none)).tolist()) == {2}, "unseen ones win ties"
+    assert set(np.asarray(directed.choose(key, q, known, legal, none)).tolist()) == {0, 1}
+
+
+# --- learning
+
+
+@pytest.mark.parametrize("preset", ["q", "gbmr"])
+def test_a_small_maze_is_learned(preset: str) -> None:
+    seeds = (0, 1, 2)
+    algo = PRESETS[preset]
+    _, report = trained(algo, 1500, seeds=seeds)
+    _, chance = trained(replace(algo, acting=Act(Schedule(1.0, 1.0))), 1500, seeds=seeds)
+    goals, random = (np.asarray(x.means["train/success"].total) for x in (report, chance))
+    assert np.all(goals > 2 * random), (goals, random)
+
+
+def test_gradients_reach_encoder_keys_and_values() -> None:
+    algo = replace(PRESETS["nec"].small(), write=Write(n=3, drain=3))
+    algo = replace(algo, learn=replace(algo.learn, key_rate=0.1, value_rate=0.1))
+    still = replace(algo, learn=replace(algo.learn, key_rate=0.0, value_rate=0.0))
+    (one, report), (two, _) = trained(algo, 8), trained(still, 8)
+    assert float(report.means["grad_norm"].total[0]) > 0
+    moved, kept = memory_of(one), memory_of(two)
+    assert not np.allclose(moved.values, kept.values) and not np.allclose(moved.keys, kept.keys)
+    first = algo.init(MAZE.spec, jax.random.PRNGKey(0)).view.encoder
+    trained_ = jax.tree.map(lambda x: x[0], one.members.algo.view.encoder)
+    assert not np.allclose(first.layers[0].weight, trained_.layers[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"reconstruct": Reconstruct("key_paths"), "memory": "graph"}, "key nodes"),
+        ({"abstract": Abstract("gnn"), "memory": "graph"}, "abstract.method"),
+        ({"reconstruct": Reconstruct("sweep")}, "algo.memory graph"),
+        ({"memory": "graph", "encoder": Encoder("mlp")}, "encoder.kind"),
+        ({"encoder": Encoder("conv")}, "images"),
+        ({"collect": Collect(envs=1, length=1, restart=True)}, "restart"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        replace(PRESETS["q"], **change).check(MAZE.spec)
+
+
+def test_several_agents_are_refused() -> None:
+    with pytest.raises(ConfigError, match="single agents"):
+        PRESETS["q"].check(TASKS["mpe/simple_spread"].spec)
