@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
+from rookery.core.errors import ConfigError
 from rookery.core.registry import PRESETS, TASKS
 from rookery.training.compiled.program import Program
 from rookery.training.config import RunConfig
@@ -27,11 +28,19 @@ from rookery.training.config import RunConfig
 RECORD = Path(__file__).parent / "contracts" / "costs.json"
 COMMAND = ".venv/bin/python tests/costs.py"
 TASK = "mpe/simple_spread"
+ALONE = "maze/gbmr"
+"""For algorithms that train a single agent."""
 
 
 def costs_of(preset: str) -> dict[str, int]:
     """What one iteration (collect, update) of one member costs, at the preset's real sizes."""
-    program = Program(RunConfig(preset, TASK, PRESETS[preset], TASKS[TASK]))
+    algo = PRESETS[preset]
+    task = TASK
+    try:
+        algo.check(TASKS[TASK].spec)
+    except ConfigError:
+        task = ALONE
+    program = Program(RunConfig(preset, task, algo, TASKS[task]))
     traced = jax.make_jaxpr(partial(program.chunk, iterations=1))(jax.eval_shape(program.init))
     return {name: int(n) for name, n in sorted(count(traced.jaxpr).items())}
 
