@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count, Fraction, NonNegative, Whole
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import (
     Action,
@@ -98,17 +99,17 @@ class DDPG:
     noise: Noise = field(default_factory=Noise)
     smoothing: Smoothing = field(default_factory=Smoothing)
     entropy: Entropy = field(default_factory=Entropy)
-    gamma: float = 0.95
+    gamma: Fraction = 0.95
     """Discount."""
-    delay: int = 1
+    delay: Count = 1
     """Critic steps for every actor step (TD3: 2)."""
     target_action: Literal["sampled", "argmax"] = "sampled"
     """Which discrete action of the target actors the targets are computed with."""
     others: Literal["buffer", "current"] = "buffer"
     """The other agents' actions in an actor's loss: those that were taken, or those of the current actors."""
-    logit_penalty: float = 1e-3
+    logit_penalty: NonNegative = 1e-3
     """Weight of the mean square of the actors' outputs: keeps distributions from collapsing."""
-    random_steps: int = 0
+    random_steps: Whole = 0
     """Environment steps of uniformly random actions before the actors act."""
     agent_id: bool = True
     """Append the agent's index to what its actor sees (if there are several agents)."""

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count, Fraction, NonNegative, Whole
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Arrays, Carry, Clock, Collect, Extra, Mean, Metrics, Packed, Rollout, Spec, Step
 from rookery.mechanisms import explore, normalise, probe, sequential
@@ -54,19 +55,19 @@ class PPO:
     collect: Collect = field(default_factory=lambda: Collect(envs=64, length=26))
     optimiser: Optimiser = field(default_factory=Optimiser)
     """Used for the actor and, with a state of its own, for the critic."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount."""
-    gae_lambda: float = 0.95
+    gae_lambda: Fraction = 0.95
     """Generalized advantage estimation; 1: n-step returns."""
-    clip: float = 0.2
+    clip: NonNegative = 0.2
     """Largest move of the probability ratio away from 1 that still has a gradient; 0: no limit (A2C)."""
-    epochs: int = 5
+    epochs: Count = 5
     """Passes over each rollout."""
-    minibatches: int = 1
+    minibatches: Count = 1
     """Gradient steps per pass."""
-    bptt_length: int = 0
+    bptt_length: Whole = 0
     """Rows that a recurrent net is unrolled over in training; 0: the whole rollout."""
-    entropy: float = 0.01
+    entropy: NonNegative = 0.01
     """Weight of the entropy bonus."""
     advantages: Literal["rollout", "minibatch", "raw"] = "rollout"
     """Over what advantages are normalized to mean 0 and standard deviation 1."""

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Fraction
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import (
     Action,
@@ -93,11 +94,11 @@ class Q:
     share: Share = field(default_factory=Share)
     epsilon: Schedule = field(default_factory=lambda: Schedule(1.0, 0.05))
     """Probability of a random action while collecting."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount."""
     double: bool = True
     """Choose the next action by the online values, rate it by the target's."""
-    td_lambda: float = 0.0
+    td_lambda: Fraction = 0.0
     """Mix of n-step targets; 0 is one-step."""
     team_reward: Literal["mean", "sum"] = "mean"
     """What a mixer's target makes of the agents' rewards."""

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from rookery.core.config import OfFamily
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.keys import stream
+from rookery.core.ranges import Whole
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Algorithm, Arrays, Carry, Clock, Collect, Extra, Metrics, Rollout, Spec, Step
 
@@ -35,7 +36,7 @@ class Saved:
     """File of a run's policies; empty: none, the team learns."""
     sha256: str = ""
     """Of the file: equal configs are the same run."""
-    member: int = 0
+    member: Whole = 0
     """Which of the run's members."""
 
     def load(self, like: Any) -> Arrays:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count
 from rookery.core.types import Spec, Step
 from rookery.nets.agent import Net, Params
 
@@ -28,7 +29,7 @@ class ActionCritic:
     sees: Literal["all", "own", "team"] = "all"
     """all: every agent's observation and action (MADDPG); own: only its own (DDPG of each agent); team: those of the
     agent's team."""
-    twins: int = 1
+    twins: Count = 1
     """Critics of each agent; the least of their values is the target's (2: TD3, SAC)."""
 
     def check(self) -> None:

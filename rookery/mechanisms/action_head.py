@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import NonNegative
 from rookery.core.types import Action, ActionSpec, Spec, Step
 from rookery.nets.inputs import encode_action
 from rookery.ops import distributions, squash
@@ -30,9 +31,9 @@ Legal = Bool[Array, "*b agent width"]
 class Smoothing:
     """Noise on the target actors' continuous actions (TD3)."""
 
-    scale: float = 0.0
+    scale: NonNegative = 0.0
     """Its standard deviation, in units of half the range of a dimension; 0: none."""
-    limit: float = 0.5
+    limit: NonNegative = 0.5
     """Its largest size, in the same units."""
 
 
@@ -42,12 +43,12 @@ class Entropy:
 
     kind: Literal["none", "fixed", "auto"] = "none"
     """fixed: `alpha` for each unit of entropy; auto: alpha is learned, so that the entropy stays near its target."""
-    alpha: float = 0.1
+    alpha: NonNegative = 0.1
     """Worth of a unit of entropy (auto: at the start)."""
     share: float = 0.3
     """Target of discrete actions, as a share of the entropy of uniformly random legal ones. (That of a box is minus its
     number of dimensions, measured between -1 and 1.)"""
-    lr: float = 0.01
+    lr: NonNegative = 0.01
     """Learning rate of alpha."""
 
     @property

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import NonNegative
 from rookery.core.types import Clock, Mean, Metrics, team_discount
 from rookery.memory.replay import proportional
 from rookery.memory.sequences import Sequence
@@ -50,16 +51,16 @@ class Credit:
     much they exceed the smallest chosen; drawn by priority; drawn, with importance weights."""
     fraction: Schedule = field(default_factory=lambda: Schedule(0.8, 1.0, steps=0, share=0.6))
     """Share of the transitions that is chosen, or draws per transition."""
-    alpha: float = 0.8
+    alpha: NonNegative = 0.8
     """Draws: chance ~ (|TD error| + eps) to this power."""
-    eps: float = 0.1
+    eps: NonNegative = 0.1
     """Draws: added to |TD errors|, so that nothing is never drawn."""
     eps_relative: bool = True
     """Whether `eps` is a multiple of the batch's mean |TD error|. An absolute one (as published) outweighs all errors
     where rewards are small."""
     beta: Schedule = field(default_factory=lambda: Schedule(0.6, 1.0, steps=0, share=1.0))
     """Draws: power of the importance weights."""
-    clip: float = 10.0
+    clip: NonNegative = 10.0
     """Largest |dQ_tot / dQ_i|; 0: no limit."""
     mixer_optimiser: Optimiser = field(default_factory=Optimiser)
     """How the mixer learns (the agents: `optimiser`)."""

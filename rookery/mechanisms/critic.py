@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.keys import stream
+from rookery.core.ranges import Fraction, NonNegative, Positive
 from rookery.core.types import Entities, Mean, Spec, Step, global_state, team_discount
 from rookery.mechanisms import normalise
 from rookery.nets import transformer
@@ -27,15 +28,15 @@ class Value:
     index; both: state and own obs."""
     loss: Literal["mse", "huber"] = "huber"
     """Shape of the value loss."""
-    huber: float = 10.0
+    huber: Positive = 10.0
     """Error at which the huber loss becomes linear."""
-    clip: float = 0.2
+    clip: NonNegative = 0.2
     """Largest move of a value away from its old one that still has a gradient; 0: no limit."""
-    weight: float = 1.0
+    weight: NonNegative = 1.0
     """Weight of the value loss."""
     normalise: Literal["none", "running"] = "running"
     """running: the critic predicts returns normalized by running statistics."""
-    memory: float = 0.99999
+    memory: Fraction = 0.99999
     """Decay of those statistics per update (debiased)."""
 
 

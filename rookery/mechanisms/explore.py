@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import NonNegative
 from rookery.core.types import Action, ActionSpec, Carry, Mean, Metrics, Spec
 from rookery.mechanisms.actor import Actor, ActorWeights, Distribution, Weights
 from rookery.mechanisms.batch import Batch
@@ -27,10 +28,10 @@ START, FACTOR = 0.01, 1.02
 class Explore:
     """Noise while collecting; evaluation has none."""
 
-    noise: float = 0.0
+    noise: NonNegative = 0.0
     """Deviation of Gaussian noise on continuous actions, which are then clipped to their bounds. Log-probabilities are
     those of the executed actions; 0: none."""
-    parameter_noise: float = 0.0
+    parameter_noise: NonNegative = 0.0
     """Distance between the actions of noisy and clean weights that the deviation of Gaussian noise on the actor's
     weights is adapted to (Plappert et al. 2018): KL(clean || noisy), of continuous actions the root mean squared
     difference of their means. The noise is constant in a rollout, and gradients are taken at the noisy weights; 0:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count, NonNegative
 from rookery.core.types import Action, Carry, Clock, Entities, Extra, Mean, Metrics, Spec, Step
 from rookery.mechanisms.actor import Actor, ActorWeights, Aux, Distribution, PlainActor, Weights
 from rookery.nets import hypernet, increments
@@ -38,22 +39,22 @@ class Hyper:
     """last: increments of the actor's head, and trainable scales of the other layers; all: increments of every dense
     layer; embedding: an embedding of each agent generates all weights of actor and critic (HyperMARL);
     embedding_after: only those after the GRU."""
-    features: int = 8
+    features: Count = 8
     """Numbers that an increment is a linear function of; one of them is the constant 1 (the head's bias)."""
     modes: Literal["rank_one", "full"] = "rank_one"
     """What a feature adds to a layer: a matrix of rank one (cheap), or any matrix (costs as much as the layer)."""
-    width: int = 16
+    width: Count = 16
     """Units of the hypernetwork's layers."""
-    heads: int = 4
+    heads: Count = 4
     """Attention heads over agents."""
     history: hypernet.History = "none"
     """What of the past the hypernetwork reads: observations, last actions and rewards, through a recurrent net or the
     last `window` rows."""
-    window: int = 4
+    window: Count = 4
     """Rows that history `window` and fusion `kl` look at, the present one included."""
     fusion: Literal["none", "kl"] = "none"
     """kl: features are averages over the last `window` rows, with weights exp(-KL(past || current) / temperature)."""
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """KL at which a past policy counts exp(-1) of the present one."""
     agent_id: bool = True
     """Whether the hypernetwork sees the agent's index."""
@@ -65,19 +66,19 @@ class Hyper:
     scope: Literal["joint", "local"] = "joint"
     """joint: attention over all living agents, so that acting needs every observation (not decentralized); local: the
     agent's own observation and history only."""
-    smooth: float = 0.1
+    smooth: NonNegative = 0.1
     """Weight of the mean squared difference of consecutive increments of an episode."""
-    align: float = 0.05
+    align: NonNegative = 0.05
     """Weight of KL(old policy || new policy)."""
     target: Literal["none", "anchor"] = "none"
     """anchor: the old policy of that KL has the increments of a target hypernetwork, not those that acted."""
-    every: int = 100
+    every: Count = 100
     """Updates between two refreshes of the target hypernetwork."""
-    lr: float = 1e-4
+    lr: NonNegative = 1e-4
     """Learning rate of the hypernetwork at the start."""
     critic: bool = False
     """Increments of the critic's weights too, from what the critic sees."""
-    embed: int = 8
+    embed: Count = 8
     """Numbers of an agent's embedding."""
 
     @property

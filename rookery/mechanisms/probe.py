@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Int
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Whole
 from rookery.core.types import Carry, Mean, Metrics, Rollout, Spec, Step
 from rookery.mechanisms.actor import Actor, Distribution, Weights
 from rookery.ops import batches, distributions
@@ -22,7 +23,7 @@ from rookery.ops import batches, distributions
 class Probe:
     """Metrics of the policy's change per update."""
 
-    states: int = 0
+    states: Whole = 0
     """Rows of the first rollout that the policies before and after each update are compared on; 0: none, at no cost."""
 
     def check(self, available: int) -> None:

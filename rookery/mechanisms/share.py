@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Fraction, NonNegative, Whole
 from rookery.core.types import Mean, Metrics, Spec, Step
 from rookery.mechanisms import measures
 from rookery.mechanisms.credit import Experience, Keys
@@ -62,19 +63,19 @@ class Share:
     form: Literal["transitions", "embeddings"] = "transitions"
     """In what form: transitions, which receivers learn from as from their own; or (transformers) what the sender makes
     of them, a token that the receiver looks at while it learns from its own, and does without when it acts."""
-    drop: float = 0.5
+    drop: Fraction = 0.5
     """embeddings: share of the tokens that is left out at random."""
-    bandwidth: float = 0.1
+    bandwidth: Fraction = 0.1
     """Share of its transitions that an agent offers."""
-    floor: float = 0.02
+    floor: Fraction = 0.02
     """Least share offered by a schedule."""
-    ceiling: float = 0.2
+    ceiling: Fraction = 0.2
     """Largest share offered by a schedule."""
-    max_partners: int = 1
+    max_partners: Whole = 1
     """Senders that each agent reads per sequence: the cost. 0: all others (SUPER)."""
-    window: int = 1500
+    window: Count = 1500
     """Recent |TD errors| of each agent that quantiles, means and deviations are of."""
-    radius: float = 0.5
+    radius: NonNegative = 0.5
     """range: largest distance of positions. role: width of a cluster, in deviations of role features."""
     metric: Literal["l1", "l2"] = "l2"
     """How distances of positions and observations are measured."""

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Fraction, NonNegative, Positive
 from rookery.memory.slots import Slots, fingerprint, first_of, place, running
 from rookery.ops.knn import kernel_mean, nearest_in_each
 from rookery.ops.loops import once
@@ -97,21 +98,21 @@ class _Plan(eqx.Module):
 class Dictionary:
     """An episodic dictionary of action values."""
 
-    capacity: int = 100_000
+    capacity: Count = 100_000
     """Entries of each table. Multiples of 8 are searched fastest."""
     tables: Literal["per_action", "shared"] = "per_action"
     """A table for each action (NEC, MFEC), or one table with a value for each action."""
-    neighbors: int = 50
+    neighbors: Count = 50
     """Entries that a read averages (NEC: 50, MFEC: 11)."""
-    delta: float = 1e-3
+    delta: Positive = 1e-3
     """Added to squared distances in the kernel's weights."""
     update: Literal["average", "max"] = "average"
     """How a known state's value changes: by `rate` toward the new one (NEC), or to the larger of both (MFEC)."""
-    rate: float = 0.1
+    rate: Fraction = 0.1
     """Step size of `average`."""
-    merge: float = 0.0
+    merge: NonNegative = 0.0
     """Keys up to this distance apart are the same state; 0: states with the same hash are."""
-    reach: float = 0.0
+    reach: NonNegative = 0.0
     """Distance beyond which a neighbor is not read; 0: all are."""
 
     def check(self, rows: int) -> None:

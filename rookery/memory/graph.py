@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Fraction, NonNegative, Positive
 from rookery.memory.slots import Slots, first_of, place, running
 from rookery.ops.graph import Edges
 from rookery.ops.knn import kernel_mean, nearest
@@ -135,21 +136,21 @@ class _EdgePlan(eqx.Module):
 class Graph:
     """A graph memory."""
 
-    capacity: int = 10_000
+    capacity: Count = 10_000
     """Nodes, with the terminal one. Multiples of 8 are searched fastest."""
-    edges_per_node: int = 8
+    edges_per_node: Count = 8
     """Outgoing edges that a node keeps; the least visited goes."""
-    neighbors: int = 20
+    neighbors: Count = 20
     """Nodes that a read averages."""
-    delta: float = 1e-3
+    delta: Positive = 1e-3
     """Added to squared distances in the kernel's weights."""
-    merge: float = 0.0
+    merge: NonNegative = 0.0
     """A key up to this distance from a node is that node."""
-    reach: float = 0.0
+    reach: NonNegative = 0.0
     """Distance beyond which a neighbor is not read; 0: all are."""
-    key_rate: float = 0.0
+    key_rate: Fraction = 0.0
     """How far a node's key moves toward a key that merges with it; 0: never."""
-    value_rate: float = 0.5
+    value_rate: Fraction = 0.5
     """How far a known action value moves toward its target."""
     evict: Literal["lru", "visits", "score"] = "lru"
     """The node that goes when the graph is full: least recently used, least visited (then least recently used), or of

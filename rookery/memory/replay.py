@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Fraction, NonNegative, Positive, Whole
 from rookery.core.types import Clock, Collect
 
 
@@ -40,24 +41,24 @@ class Draw(eqx.Module):
 class Replay:
     """The store of sequences; a sequence is what one environment collects in one iteration."""
 
-    capacity: int = 4096
+    capacity: Count = 4096
     """Sequences kept."""
-    batch: int = 32
+    batch: Count = 32
     """Sequences (or transitions, see `unit`) in one gradient step."""
     unit: Literal["sequence", "transition"] = "sequence"
     """What a batch is made of: whole sequences, or single transitions from anywhere (feed-forward networks only)."""
-    start: int = 32
+    start: Whole = 32
     """Sequences collected before the first gradient step."""
-    steps_per_sequence: float = 1.0
+    steps_per_sequence: Positive = 1.0
     """Gradient steps for every sequence collected (PyMARL: 1; "8 environments, one update" is 0.125)."""
-    priority: float = 0.0
+    priority: NonNegative = 0.0
     """Priority exponent: a sequence is drawn with probability ~ (its mean |TD error|)^this (Schaul et al. 2016); 0:
     uniform."""
-    importance: float = 0.4
+    importance: Fraction = 0.4
     """Exponent of the importance weights that correct for priorities, at the start of the run."""
-    importance_end: float = 1.0
+    importance_end: Fraction = 1.0
     """The same at the end of the run."""
-    eps: float = 0.01
+    eps: NonNegative = 0.01
     """Added to priorities, so that nothing is never drawn."""
 
     def shard(self, collect: Collect) -> Replay:

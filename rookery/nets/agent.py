@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count, Whole
 from rookery.core.types import Entities
 from rookery.nets import recurrent, transformer
 from rookery.nets.encoder import Encoder, EncoderParams
@@ -49,13 +50,13 @@ class Net:
 
     kind: Literal["mlp", "gru", "transformer"] = "mlp"
     """mlp sees one step; gru and transformer carry a hidden state (a token) over the episode."""
-    width: int = 64
+    width: Count = 64
     """Units of every layer and of the hidden state."""
-    layers: int = 2
+    layers: Whole = 2
     """Dense layers before the GRU or the head; layers of attention of a transformer."""
-    layers_after: int = 0
+    layers_after: Whole = 0
     """Dense layers between the GRU or transformer and the head."""
-    heads: int = 4
+    heads: Count = 4
     """Attention heads of a transformer."""
     activation: Activation = "relu"
     """Activation of the dense layers."""

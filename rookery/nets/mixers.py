@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rookery.core.ranges import Count, NonNegative
 from rookery.nets.layers import Initializer, Linear, elu, linear
 
 
@@ -31,11 +32,11 @@ class Mixer:
 
     kind: Literal["none", "vdn", "qmix"] = "none"
     """How the agents' values become the team's."""
-    embed: int = 32
+    embed: Count = 32
     """Units of qmix's hidden layer."""
-    hyper: int = 64
+    hyper: Count = 64
     """Units of qmix's two-layer hypernetworks."""
-    gain: float = 1.0
+    gain: NonNegative = 1.0
     """Scale of the hypernetworks' initial weights (JaxMARL: 0.001); torch's defaults know none."""
     initializer: Initializer = "orthogonal"
     """How qmix's weights begin: orthogonal, or by torch's defaults (PyMARL)."""

@@ -11,6 +11,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from rookery.core.ranges import Fraction, NonNegative, Positive, Whole
+
 
 @dataclass(frozen=True)
 class Optimiser:
@@ -18,15 +20,15 @@ class Optimiser:
 
     kind: Literal["adam", "rmsprop", "radam"] = "adam"
     """How gradients are rescaled."""
-    lr: float = 5e-4
+    lr: Positive = 5e-4
     """Learning rate at the start."""
     decay: Literal["none", "linear"] = "none"
     """linear: the rate falls to 0 at the end of the budget."""
-    clip: float = 10.0
+    clip: Positive = 10.0
     """Largest gradient norm; larger ones are scaled down to it."""
-    eps: float = 1e-5
+    eps: NonNegative = 1e-5
     """Added to the denominator."""
-    rms_decay: float = 0.99
+    rms_decay: Fraction = 0.99
     """Memory of rmsprop's squared gradients."""
 
     def _transform(self) -> optax.GradientTransformation:
@@ -64,9 +66,9 @@ class Schedule:
     """Value at step 0."""
     end: float
     """Value from `steps` on."""
-    steps: int = 50_000
+    steps: Whole = 50_000
     """Environment steps of the way; 0: `share` of the budget instead."""
-    share: float = 0.1
+    share: Fraction = 0.1
     """Share of the budget that the way takes if `steps` is 0."""
 
     def at(self, steps: Array, budget: Array) -> Float[Array, ""]:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from rookery.core.ranges import Count, Fraction
+
 T = TypeVar("T")
 
 
@@ -16,9 +18,9 @@ T = TypeVar("T")
 class Target:
     """The slow copy of the weights that bootstrap targets are computed from."""
 
-    every: int = 200
+    every: Count = 200
     """Gradient steps between two refreshes."""
-    tau: float = 1.0
+    tau: Fraction = 1.0
     """Polyak coefficient of a refresh; 1 is a hard copy."""
 
     def refresh(self, target: T, online: T, updates: Int[Array, ""]) -> T:

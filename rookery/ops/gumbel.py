@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count, NonNegative
 from rookery.ops.explore import weighted
 from rookery.ops.td import only_legal
 
@@ -140,16 +141,16 @@ class Gumbel:
     kind: Kind = "st"
     """st: straight-through; gst: gapped; tags: st with a falling temperature; grmck: st averaged over `samples` draws
     of the noise, given the action; relaxed: critics get the surrogate of st itself, environments an index."""
-    temperature: float = 0.0
+    temperature: NonNegative = 0.0
     """Temperature of the surrogate (tags: at step 0); 0: as tuned for MPE (st and gst 0.6, tags 2.5, grmck 1;
     relaxed 1)."""
-    end: float = 0.5
+    end: NonNegative = 0.5
     """Temperature of tags from `period` on."""
-    period: int = 2_000_000
+    period: Count = 2_000_000
     """Environment steps over which the temperature of tags falls."""
-    gap: float = 1.0
+    gap: NonNegative = 1.0
     """Least lead of the chosen action's logit in the surrogate of gst."""
-    samples: int = 5
+    samples: Count = 5
     """Noise vectors that the surrogate of grmck is averaged over."""
 
     def check(self, option: str = "algo.gumbel") -> None:

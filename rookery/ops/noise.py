@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import NonNegative, Positive
 
 Number = float | Float[Array, ""]
 
@@ -58,11 +59,11 @@ class Noise:
 
     kind: Literal["none", "gaussian", "ou"] = "gaussian"
     """gaussian: independent at every step; ou: an Ornstein-Uhlenbeck process that starts at 0 in every episode."""
-    scale: float = 0.1
+    scale: NonNegative = 0.1
     """Size of each step's random part, in units of half the range of its dimension."""
-    theta: float = 0.15
+    theta: NonNegative = 0.15
     """Share of an ou process that is lost in a time of 1."""
-    dt: float = 1.0
+    dt: Positive = 1.0
     """Time between two steps of an ou process."""
 
     def check(self, option: str = "algo.noise") -> None:

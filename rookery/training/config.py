@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from rookery.core.config import OfFamily
-from rookery.core.ranges import Count, NonNegative
+from rookery.core.ranges import Count, NonNegative, Positive
 
 MAX_STEPS = 4_000_000_000  # the step counter has 32 bits
 
@@ -52,7 +52,7 @@ class Workers:
 
     count: int = -1
     """Worker processes; 0: step in the training process; -1: whichever is faster, measured at the start."""
-    timeout: float = 60.0
+    timeout: Positive = 60.0
     """Seconds that one step or reset of a worker's environments may take before it counts as hung."""
     on_failure: Literal["stop", "restart"] = "stop"
     """What a worker that fails does to the run. restart: its environments begin new episodes in a new worker."""

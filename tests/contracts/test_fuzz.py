@@ -1,0 +1,74 @@
+"""Random configs: each is refused with a clear error, or traced without one.
+
+`FUZZ=1000 pytest tests/contracts/test_fuzz.py` tries so many changes of every preset.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import typing
+from typing import Any, Literal
+
+import pytest
+from small import small_config
+
+from rookery.core import config as configs
+from rookery.core.errors import ConfigError
+from rookery.core.registry import PRESETS
+from rookery.training.check import check
+from rookery.training.engine import trace
+
+CHANGES = int(os.environ.get("FUZZ", "2"))
+NUMBERS: dict[type, list[Any]] = {
+    int: [-1, 0, 1, 2, 3, 7, 64],
+    float: [-1.0, 0.0, 1e-3, 0.5, 1.0, 1.5, 1e6, float("inf"), float("nan")],
+    bool: [True, False],
+}
+
+
+def changed(config: Any, rng: random.Random) -> tuple[Any, str]:
+    """The config with another value in one entry of its algorithm, and what was changed."""
+    paths = [path for path in configs.leaves(config.algo) if path.rpartition(".")[2] != "family"]
+    path = f"algo.{rng.choice(paths)}"
+    kind = configs.type_of(config, path)
+    choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else NUMBERS.get(kind, [])
+    if not choices:
+        return config, ""
+    value = rng.choice(list(choices))
+    return configs.with_values(config, {path: value}), f"{path}={value}"
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_a_changed_preset_is_refused_or_traced(preset: str) -> None:
+    rng = random.Random(f"{preset} {CHANGES}")
+    for _ in range(CHANGES):
+        config, change = changed(small_config(preset), rng)
+        try:
+            check(config)
+        except ConfigError as error:
+            assert len(str(error)) > 20, change
+            continue
+        try:
+            trace(config)
+        except Exception as error:
+            raise AssertionError(f"{preset} with {change} passed `check`, then failed: {error}") from error
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"algo.minibatches": 0}, "algo.minibatches must be at least 1, got 0"),
+        ({"algo.epochs": 0}, "algo.epochs must be at least 1"),
+        ({"algo.actor.width": -1}, "algo.actor.width must be at least 1"),
+        ({"algo.collect.envs": 0}, "algo.collect.envs must be at least 1"),
+        ({"algo.collect.length": -1}, "algo.collect.length must be at least 0"),
+        ({"algo.optimiser.lr": -1e-3}, "algo.optimiser.lr must be above 0"),
+        ({"algo.gamma": 1e6}, "algo.gamma must be at least 0 and at most 1"),
+        ({"algo.entropy": float("inf")}, "algo.entropy must be a finite number"),
+        ({"steps": 0}, "steps must be at least 1"),
+    ],
+)
+def test_what_is_out_of_range_is_named(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check(configs.with_values(small_config("mappo"), change))
