@@ -113,7 +113,7 @@ class PPO:
                 f"algo.value.sees 'state' gives one value for the whole team, but {spec.name} rewards its agents "
                 "differently. Use --algo.value.sees both (or obs)."
             )
-        self.probe.check(sequences // self.collect.shards)
+        self.probe.check(sequences, self.collect.shards)
         if self.order == "sequential" and (self.actor.weights == "shared" or self.hyper.generate != "none"):
             raise ConfigError(
                 "algo.order sequential needs agents with weights of their own: set --algo.actor.weights per_agent and "

@@ -26,12 +26,17 @@ class Probe:
     states: Whole = 0
     """Rows of the first rollout that the policies before and after each update are compared on; 0: none, at no cost."""
 
-    def check(self, available: int) -> None:
+    def check(self, available: int, shards: int) -> None:
         """Refuse a set that the first rollout does not hold."""
         if not 0 <= self.states <= available:
             raise ConfigError(
                 f"algo.probe.states must be from 0 to {available}, the training sequences of one rollout; got "
                 f"{self.states}."
+            )
+        if self.states and available < 2 * shards:
+            raise ConfigError(
+                "algo.probe measures the variance of gradients over minibatches: it needs at least two training "
+                "sequences per shard. Raise algo.collect.envs, or lower algo.bptt_length."
             )
 
 
