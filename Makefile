@@ -40,10 +40,10 @@ lint: $(DEV)  ## style, import layers, types
 	$(BIN)/basedpyright --level error
 
 check: lint  ## lint and the fast tests
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test: lint  ## lint, then all tests on two processes
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 format: $(DEV)  ## put the code into the style that `make lint` wants
 	$(BIN)/ruff check --fix
