@@ -117,6 +117,8 @@ class Hyper:
 
     def small(self) -> Hyper:
         """The same hypernetwork, narrow."""
+        if self.generate == "none":
+            return self
         return replace(self, width=8, features=min(self.features, 3), window=min(self.window, 3), embed=4, every=2)
 
     def rows(self, transitions: int) -> int:

@@ -182,11 +182,11 @@ class Net:
         first: Bool[Array, "time b"],
         entities: tuple[Entities, ...],
     ) -> Float[Array, "time b agent width"]:
-        """What the core makes of a sequence: the recurrent tokens of a transformer."""
+        """The outputs of the core: a GRU's hidden states, or the recurrent tokens of a transformer."""
 
         def read(p: Params, carry: Array, x: Array, reset: Array, heard: None, features: None) -> tuple[Array, Array]:
             carry, y = self._core(p, carry, x, reset, heard, features, transformer.unbound(entities), {})
-            return carry, y[:, :, 0]
+            return carry, y[:, :, 0] if isinstance(p.core, transformer.Transformer) else y
 
         return self._over_agents(read, params, carry, x, first, None, None)[1]
 

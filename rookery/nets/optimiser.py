@@ -20,7 +20,7 @@ class Optimiser:
 
     kind: Literal["adam", "rmsprop", "radam"] = "adam"
     """How gradients are rescaled."""
-    lr: Positive = 5e-4
+    lr: NonNegative = 5e-4
     """Learning rate at the start."""
     decay: Literal["none", "linear"] = "none"
     """linear: the rate falls to 0 at the end of the budget."""

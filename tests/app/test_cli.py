@@ -528,7 +528,7 @@ def test_help_does_not_wait_for_jax() -> None:
 def test_a_process_fails_without_a_traceback() -> None:
     done = rookery("train", "qmx", "--task", "mpe/simple_spread")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "rookery: unknown preset 'qmx'. Did you mean 'qmix'?\n"
+    assert done.stderr == "rookery: unknown preset 'qmx'. Did you mean 'qmix' or 'q'?\n"
 
 
 def test_a_process_whose_reader_leaves_is_quiet() -> None:

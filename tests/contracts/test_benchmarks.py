@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ["host", "mechanisms", "peers", "scaling", "scripted", "studies_scale", "time_to_score", "torch_peers"]
+SCRIPTS = ["host", "hyper", "maze", "mechanisms", "memory", "peers", "scaling", "scripted", "studies_scale"]
+SCRIPTS += ["time_to_score", "torch_peers"]
 
 
 def said(script: str, *arguments: str) -> str:

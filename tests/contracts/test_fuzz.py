@@ -65,7 +65,7 @@ def test_a_changed_preset_is_refused_or_traced(preset: str) -> None:
         ({"algo.actor.width": -1}, "algo.actor.width must be at least 1"),
         ({"algo.collect.envs": 0}, "algo.collect.envs must be at least 1"),
         ({"algo.collect.length": -1}, "algo.collect.length must be at least 0"),
-        ({"algo.optimiser.lr": -1e-3}, "algo.optimiser.lr must be above 0"),
+        ({"algo.optimiser.lr": -1e-3}, "algo.optimiser.lr must be at least 0"),
         ({"algo.gamma": 1e6}, "algo.gamma must be at least 0 and at most 1"),
         ({"algo.entropy": float("inf")}, "algo.entropy must be a finite number"),
         ({"steps": 0}, "steps must be at least 1"),

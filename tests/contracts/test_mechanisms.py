@@ -132,6 +132,7 @@ ACTIVE: dict[str, tuple[Q, Q]] = {
         f"share.{key} {value}": (sharing(**base), sharing(**{**base, key: value}))
         for key, value, base in (
             ("select", "gaussian", {}),
+            ("select", "gaussian_upper", {}),
             ("select", "stochastic", {}),
             ("select", "learned", {}),
             ("select", "all", {}),

@@ -22,7 +22,9 @@ COMMANDS = [(page, c) for page in PAGES for b in blocks(page) if b.language == "
 
 def _named(name: str) -> list[Any]:
     """Command lines that begin with `name`, without it, as parameters of a test."""
-    lines = [(page.name, words[1:]) for page, words in COMMANDS if Path(words[0]).name == name]
+    # What needs a file of the page itself is run, with it, by test_extending.
+    plain = [(page, words) for page, words in COMMANDS if "--import" not in words]
+    lines = [(page.name, words[1:]) for page, words in plain if Path(words[0]).name == name]
     return [pytest.param(words, id=f"{page}: {' '.join(words)}") for page, words in lines]
 
 

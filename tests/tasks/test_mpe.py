@@ -133,7 +133,9 @@ def test_other_team_moves_by_itself(opponents: Any, action_type: Any) -> None:
 
 def test_continuous_actions() -> None:
     spec = Mpe(scenario="simple_speaker_listener", action_type="continuous").spec
-    assert (spec.action.kind, spec.action.sizes, spec.action.low, spec.action.high) == ("box", (5,), 0.0, 1.0)
+    assert (spec.action.kind, spec.action.sizes) == ("box", (5,))
+    low, high = spec.action.bounds
+    assert low.shape == high.shape == (2, 5) and np.all(low == 0.0) and np.all(high == 1.0)
     assert spec.action_sizes == (3, 5)
     task = Mpe(action_type="continuous")
     state, step = task.reset(KEY)

@@ -45,21 +45,21 @@ def test_what_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entry["environment"]["XLA_FLAGS"] == flags and entry["environment"]["JAX_SOMETHING"] == "2"
     assert entry["environment"]["NPROC"] == "3", "how many threads XLA computes with"
     assert "RAY_SOMETHING" not in entry["environment"] and "PATH" not in entry["environment"]
-    assert entry["platform"] == jax.default_backend() and len(entry["devices"]) == len(jax.devices())
+    assert entry["platform"] == jax.default_backend()
     assert 1 <= entry["cores"] <= entry["cpus"] and entry["host"] and entry["python"].startswith("3.")
     assert entry["settings"]["jax_enable_x64"] in (True, False)
 
 
 def test_each_start_adds_an_entry(tmp_path: Path) -> None:
     for starts in (1, 2, 3):
-        record(tmp_path)
+        record(tmp_path, {"devices": ["cpu:0 cpu"]})
         assert len(json.loads((tmp_path / "provenance.json").read_text())) == starts
 
 
 @pytest.mark.parametrize("content", ["", '[{"a"', '{"a": 1}'])
 def test_a_corrupted_record_is_kept_and_does_not_stop_a_run(tmp_path: Path, content: str) -> None:
     (tmp_path / "provenance.json").write_text(content)
-    record(tmp_path)
+    record(tmp_path, {"devices": ["cpu:0 cpu"]})
     assert len(json.loads((tmp_path / "provenance.json").read_text())) == 1
     assert (tmp_path / "provenance.json.corrupt").read_text() == content
 
