@@ -37,12 +37,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--task", default="maze/gbmr")
+    parser.add_argument("--capacity", type=int, default=128, help="nodes of a graph; this maze has 91 cells")
     parser.add_argument("--directed", action="store_true", help="explore unseen edges first")
     args = parser.parse_args()
     print(f"{'preset':16} {'goals':>7} {'lowest':>7} {'highest':>7} {'published':>9}", end=" ")
     print(f"{'writes':>8} {'backups':>9} {'steps/s':>8}")
     for preset in args.presets:
         algo = PRESETS[preset]
+        algo = replace(algo, graph=replace(algo.graph, capacity=args.capacity))
         if args.directed:
             algo = replace(algo, acting=replace(algo.acting, explore="unseen"))
         seeds = tuple(range(args.seeds))

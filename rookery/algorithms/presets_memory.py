@@ -68,7 +68,8 @@ PRESETS["gbmr_sweep"] = replace(_gq, reconstruct=Reconstruct("sweep", every=10, 
 # Canopies: 120 and 100 pixels of 40 a cell, in cells of a 10x10 maze whose positions go from 0 to 1.
 _LR = 0.01
 PRESETS["q_published"] = replace(_q, dictionary=replace(_q.dictionary, rate=_LR), write=Write(first="zero"))
-_gq_published = replace(_gq, graph=replace(_gq.graph, value_rate=_LR), write=Write(first="reward"))
+# The maze has 91 cells.
+_gq_published = replace(_gq, graph=replace(_gq.graph, capacity=128, value_rate=_LR), write=Write(first="reward"))
 PRESETS["gq_published"] = _gq_published
 PRESETS["gcq_published"] = replace(
     _gq_published,

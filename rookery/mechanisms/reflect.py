@@ -238,14 +238,16 @@ class Reconstruct:
         if key_nodes is None:
             score = jnp.where(memory.filled, 0.0, -jnp.inf)
             draw = partial(jax.random.categorical, logits=score, shape=(self.paths,))
-            source, target = draw(stream(key, "source")), draw(stream(key, "target")).at[0].set(TERMINAL)
+            source, targets = draw(stream(key, "source")), draw(stream(key, "target")).at[0].set(TERMINAL)
+            target = np.arange(self.paths)
         else:
             targets = jnp.append(jnp.int32(TERMINAL), key_nodes)
             sources = key_nodes if self.method == "key_paths" else jnp.where(alive(memory, start), start.node, -1)
             pair = (call * self.paths + np.arange(self.paths)) % (targets.shape[0] * sources.shape[0])
-            source, target = sources[pair % sources.shape[0]], targets[pair // sources.shape[0]]
-        distance = ops.distances_to(edges.next, target, self.length)
-        return jax.vmap(lambda d, s: ops.walk(edges.next, d, s, self.length))(distance, source)
+            source, target = sources[pair % sources.shape[0]], pair // sources.shape[0]
+        # Once for each target: many paths may lead to it.
+        distance = ops.distances_to(edges.next, targets, self.length)
+        return jax.vmap(lambda t, s: ops.walk(edges.next, distance[t], s, self.length))(target, source)
 
 
 class Reflection(eqx.Module):
