@@ -14,22 +14,18 @@ from jaxtyping import Array, Float
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Count
-from rookery.core.types import Spec
-from rookery.nets.layers import Linear, linear, orthogonal
+from rookery.core.types import Spec, as_float
+from rookery.nets.encoder import Conv, conv
+from rookery.nets.layers import Linear, linear
 
 _SMALL = 32
 """Images up to this size are read whole (MinAtar, mazes); larger ones with the strides of Mnih et al. 2015."""
 
 
-class Kernel(eqx.Module):
-    weight: Float[Array, "height width n_in n_out"]
-    bias: Float[Array, "n_out"]
-
-
 class EncoderParams(eqx.Module):
     """Arrays of an encoder; none for the identity."""
 
-    kernels: tuple[Kernel, ...]
+    convs: tuple[Conv, ...]
     layers: tuple[Linear, ...]
 
 
@@ -75,41 +71,30 @@ class Encoder:
         if self.kind == "random":
             weight = jax.random.normal(stream(key, "projection"), (spec.obs_size, self.dim)) / self.dim**0.5
             return EncoderParams((), (Linear(weight, jnp.zeros(self.dim)),))
-        kernels = tuple(_kernel(stream(key, "kernel", i), *s) for i, s in enumerate(self._sizes(spec)))
-        features = jax.eval_shape(lambda: self._features(kernels, jnp.zeros((1, *spec.obs_shape)))).shape[-1]
+        convs = tuple(conv(stream(key, "kernel", i), *s) for i, s in enumerate(self._sizes(spec)))
+        features = jax.eval_shape(lambda: self._features(convs, jnp.zeros((1, *spec.obs_shape)))).shape[-1]
         sizes = [features] + [self.width] * self.hidden
         layers = [linear(stream(key, "dense", i), a, b, 2**0.5) for i, (a, b) in enumerate(pairwise(sizes))]
-        return EncoderParams(kernels, (*layers, linear(stream(key, "key"), sizes[-1], self.dim)))
+        return EncoderParams(convs, (*layers, linear(stream(key, "key"), sizes[-1], self.dim)))
 
     def _sizes(self, spec: Spec) -> list[tuple[int, int, int]]:
-        """Size, input and output channels of each kernel."""
+        """Input and output channels and size of each convolution."""
         if self.kind != "conv":
             return []
         channels = spec.obs_shape[2]
         if spec.obs_shape[0] <= _SMALL:
-            return [(3, channels, 16)]
-        return [(8, channels, 32), (4, 32, 64), (3, 64, 64)]
+            return [(channels, 16, 3)]
+        return [(channels, 32, 8), (32, 64, 4), (64, 64, 3)]
 
     def __call__(self, spec: Spec, params: EncoderParams, obs: Array) -> Float[Array, "*b dim"]:
         """Keys of observations [*b, agent, *obs] of a single agent."""
         batch = obs.shape[: obs.ndim - len(spec.obs_shape) - 1]
-        x = obs.reshape(-1, *spec.obs_shape).astype(jnp.float32)
-        if jnp.issubdtype(obs.dtype, jnp.integer):
-            x = x / 255.0
-        x = self._features(params.kernels, x)
+        x = self._features(params.convs, as_float(obs.reshape(-1, *spec.obs_shape)))
         for i, layer in enumerate(params.layers):
             x = layer(jax.nn.relu(x) if i else x)
         return x.reshape(*batch, -1)
 
-    def _features(self, kernels: tuple[Kernel, ...], x: Float[Array, "n *obs"]) -> Float[Array, "n features"]:
-        for kernel in kernels:
-            stride = {8: 4, 4: 2, 3: 1}[kernel.weight.shape[0]]
-            numbers = ("NHWC", "HWIO", "NHWC")
-            x = jax.lax.conv_general_dilated(x, kernel.weight, (stride, stride), "VALID", dimension_numbers=numbers)
-            x = jax.nn.relu(x + kernel.bias)
+    def _features(self, convs: tuple[Conv, ...], x: Float[Array, "n *obs"]) -> Float[Array, "n features"]:
+        for layer in convs:
+            x = jax.nn.relu(layer(x, stride={8: 4, 4: 2, 3: 1}[layer.weight.shape[0]]))
         return x.reshape(x.shape[0], -1)
-
-
-def _kernel(key: Array, size: int, n_in: int, n_out: int) -> Kernel:
-    weight = orthogonal(key, size * size * n_in, n_out, 2**0.5)
-    return Kernel(weight.reshape(size, size, n_in, n_out), jnp.zeros(n_out))
