@@ -29,8 +29,10 @@ from rookery.tasks.host.spaces import Actions, Observations
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
 class Atari(HostTask):
-    """An Atari game. Observations are uint8 [height, width, channel], or [byte] of memory: the last frames, oldest first,
-    along the last axis. Before an episode's first frame there are zeros."""
+    """An Atari game. Observations are uint8 [height, width, channel], or [byte] of memory.
+
+    The last axis holds the last frames, oldest first; before an episode's first frame there are zeros.
+    """
 
     family: Literal["atari"] = "atari"
     game: str = "Pong"
