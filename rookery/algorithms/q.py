@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.ranges import Fraction
+from rookery.core.ranges import Count, Fraction
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import (
     Action,
@@ -33,9 +33,9 @@ from rookery.mechanisms import share
 from rookery.mechanisms.credit import Credit, Keys
 from rookery.mechanisms.share import Borrowed, Recent, Share
 from rookery.memory import replay
-from rookery.memory.learning import Replayed
+from rookery.memory.learning import Replayed, Store
 from rookery.memory.replay import Draw, Replay
-from rookery.memory.sequences import Memory, Sequence, by_partner, example, previous_actions, since_reset
+from rookery.memory.sequences import Memory, Sequence, by_partner, previous_actions, since_reset
 from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.nets.mixers import Mixer, MixerParams
@@ -75,7 +75,7 @@ class Found(eqx.Module):
 
 class QState(eqx.Module):
     learner: Learner
-    store: Sequence
+    store: Store
 
 
 @family(ALGORITHMS)
@@ -98,6 +98,8 @@ class Q:
     """Discount."""
     double: bool = True
     """Choose the next action by the online values, rate it by the target's."""
+    n_step: Count = 1
+    """Transitions whose rewards a target adds up before it bootstraps; fewer where an episode or the data end."""
     td_lambda: Fraction = 0.0
     """Mix of n-step targets; 0 is one-step."""
     team_reward: Literal["mean", "sum"] = "mean"
@@ -124,6 +126,11 @@ class Q:
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
         same = self.net.weights == "shared" and not self.agent_id
         self.share.check(spec, individual=individual, same=same, tokens=self.net.kind == "transformer")
+        if self.n_step > 1 and self.replay.unit == "transition" and self.last_action:
+            raise ConfigError(
+                f"algo.n_step ({self.n_step}) joins transitions, which leaves no place for the action before the row "
+                "that they lead to: use --algo.last-action False."
+            )
         if self.collect.shards > 1 and (self.credit.kind != "none" or self.share.select != "none"):
             raise ConfigError(
                 "algo.credit and algo.share choose among all transitions of a batch, which several shards do not see; "
@@ -161,16 +168,20 @@ class Q:
         agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, 0.1, *shapes)
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         online = Weights(agent, mixer)
-        item = jax.eval_shape(lambda: example(spec, self.collect.transitions(spec), self.net.hidden))
-        store = replay.empty(item, self.replay.capacity)
+        replayed = self._replayed(spec)
         opt = self._optimiser_state(online)
         recent = self.share.init(spec, stream(key, "share")) if self.share.select != "none" else None
-        return QState(Learner(online, online, opt, jnp.int32(0), self.replay.priorities(), recent), store)
+        return QState(
+            Learner(online, online, opt, jnp.int32(0), replayed.priorities(), recent), replayed.empty(self.net.hidden)
+        )
 
     def _optimiser_state(self, online: Weights) -> Any:
         if self.credit.kind == "none":
             return self.optimiser.init(online)
         return self.optimiser.init(online.agent), self.credit.mixer_optimiser.init(online.mixer)
+
+    def _replayed(self, spec: Spec) -> Replayed:
+        return Replayed(self.replay, self.collect, spec, self.n_step, self.gamma)
 
     def _id(self, spec: Spec) -> bool:
         return self.agent_id and spec.n_agents > 1
@@ -187,7 +198,7 @@ class Q:
         """The agents' network."""
         return self.policy(state)
 
-    def stores(self, state: QState) -> Sequence:
+    def stores(self, state: QState) -> Store:
         """The replay store."""
         return state.store
 
@@ -223,7 +234,7 @@ class Q:
         def step(learner: Learner, batch: Sequence, draw: Draw, k: Array) -> tuple[Learner, Metrics]:
             return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
 
-        replayed = Replayed(self.replay, self.collect)
+        replayed = self._replayed(spec)
         learner, store, metrics = replayed.update(state.learner, state.store, rollout, clock, key, step)
         metrics["epsilon"] = Mean.of(self.epsilon.at(clock.steps, clock.budget))
         return QState(learner, store), metrics
