@@ -38,9 +38,9 @@ from rookery.mechanisms.action_critic import ActionCritic, Twins
 from rookery.mechanisms.action_head import ActionHead, Entropy, Smoothing
 from rookery.mechanisms.credit import Keys
 from rookery.memory import replay
-from rookery.memory.learning import Replayed
+from rookery.memory.learning import Replayed, Store
 from rookery.memory.replay import Draw, Replay
-from rookery.memory.sequences import Memory, Sequence, example, no_action, previous_actions, since_reset
+from rookery.memory.sequences import Memory, Sequence, no_action, previous_actions, since_reset
 from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.nets.mixers import Mixer, MixerParams
@@ -77,7 +77,7 @@ class Learner(eqx.Module):
 
 class DDPGState(eqx.Module):
     learner: Learner
-    store: Sequence
+    store: Store
 
 
 @family(ALGORITHMS)
@@ -177,9 +177,9 @@ class DDPG:
         if self.entropy.kind == "auto":
             online["alpha"] = jnp.full(spec.n_agents, jnp.log(self.entropy.alpha), jnp.float32)
         opt = {name: self._optimiser(name).init(weights) for name, weights in online.items()}
-        item = jax.eval_shape(lambda: example(spec, self.collect.transitions(spec), self.actor.hidden))
-        store = replay.empty(item, self.replay.capacity)
-        return DDPGState(Learner(online, target, opt, jnp.int32(0), self.replay.priorities()), store)
+        replayed = Replayed(self.replay, self.collect, spec)
+        learner = Learner(online, target, opt, jnp.int32(0), replayed.priorities())
+        return DDPGState(learner, replayed.empty(self.actor.hidden))
 
     def _optimiser(self, group: str) -> Optimiser:
         return replace(self.optimiser, lr=self.entropy.lr) if group == "alpha" else self.optimiser
@@ -198,7 +198,7 @@ class DDPG:
         """The actors."""
         return self.policy(state)
 
-    def stores(self, state: DDPGState) -> Sequence:
+    def stores(self, state: DDPGState) -> Store:
         """The replay store."""
         return state.store
 
@@ -233,7 +233,7 @@ class DDPG:
         self, spec: Spec, state: DDPGState, rollout: Rollout, clock: Clock, key: Array
     ) -> tuple[DDPGState, Metrics]:
         """Store the rollout, then take the configured number of gradient steps."""
-        replayed = Replayed(self.replay, self.collect)
+        replayed = Replayed(self.replay, self.collect, spec)
 
         def step(learner: Learner, batch: Sequence, draw: Draw, k: Array) -> tuple[Learner, Metrics]:
             # Counted by the clock, which is the same for all members, so that a delayed step stays a branch under vmap.

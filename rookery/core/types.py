@@ -105,6 +105,14 @@ class Spec:
     """Where an agent's own position stands in its observation; () if nowhere."""
     entities: tuple[Entities, ...] = ()
     """How an observation splits into entity tokens; () means it is one token."""
+    frames: int = 1
+    """The last axis of an observation is so many frames, oldest first. Each row adds its newest; those before an
+    episode's first are zeros. So a replay store needs the newest frame of every row only (memory/frames.py)."""
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """Shape of one frame of one agent's observation."""
+        return (*self.obs_shape[:-1], self.obs_shape[-1] // self.frames)
 
     @property
     def n_agents(self) -> int:

@@ -52,8 +52,8 @@ class Replay:
     steps_per_sequence: Positive = 1.0
     """Gradient steps for every sequence collected (PyMARL: 1; "8 environments, one update" is 0.125)."""
     priority: NonNegative = 0.0
-    """Priority exponent: a sequence is drawn with probability ~ (its mean |TD error|)^this (Schaul et al. 2016); 0:
-    uniform."""
+    """Priority exponent: a sequence (or transition, see `unit`) is drawn with probability ~ (its mean |TD error|)^this
+    (Schaul et al. 2016); 0: uniform."""
     importance: Fraction = 0.4
     """Exponent of the importance weights that correct for priorities, at the start of the run."""
     importance_end: Fraction = 1.0
@@ -86,8 +86,6 @@ class Replay:
                 f"algo.replay.batch ({self.batch}) and algo.replay.start ({self.start}) must fit into "
                 f"algo.replay.capacity ({self.capacity})."
             )
-        if self.unit == "transition" and self.priority:
-            raise ConfigError("algo.replay.priority is a sequence's: set it to 0, or --algo.replay.unit sequence.")
         if self.unit == "transition" and recurrent:
             raise ConfigError(
                 "a recurrent network cannot learn from single transitions: use --algo.replay.unit sequence."
@@ -116,27 +114,38 @@ class Replay:
         """Sequences that must be stored before the first gradient step."""
         return max(self.start, self.batch if self.unit == "sequence" else 1)
 
-    def priorities(self) -> Float[Array, "capacity"] | None:
-        """Of an empty store; None under uniform replay."""
-        return jnp.zeros(self.capacity) if self.priority else None
+    def priorities(self, transitions: int = 1) -> Float[Array, "item"] | None:
+        """Of an empty store of sequences of so many transitions; None under uniform replay."""
+        each = transitions if self.unit == "transition" else 1
+        return jnp.zeros(self.capacity * each) if self.priority else None
 
     def welcome(
-        self, priorities: Float[Array, "capacity"] | None, position: Int[Array, ""], n: int
-    ) -> Float[Array, "capacity"] | None:
-        """`n` new items from slot `position` on: each as important as the most important one, so that it is drawn."""
+        self, priorities: Float[Array, "item"] | None, position: Int[Array, ""], n: int, each: int = 1
+    ) -> Float[Array, "item"] | None:
+        """`n` new sequences of `each` items from slot `position` on: as important as the most important item, so that
+        they are drawn."""
         if priorities is None:
             return None
+        if each > 1:
+            position, n = position * each, n * each
         most = jnp.max(priorities)
         new = jnp.full(n, jnp.where(most > 0, most, 1.0))
         return jax.lax.dynamic_update_slice_in_dim(priorities, new, position, axis=0)
 
     def draw(
-        self, key: Array, priorities: Float[Array, "capacity"] | None, stored: Int[Array, ""], clock: Clock
+        self,
+        key: Array,
+        priorities: Float[Array, "item"] | None,
+        stored: Int[Array, ""],
+        clock: Clock,
+        filled: Bool[Array, "item"] | None = None,
     ) -> Draw:
-        """A batch, with replacement."""
+        """A batch of the `stored` items, with replacement; with priorities only of those that are `filled`."""
         if priorities is None:
             return Draw(jax.random.randint(key, (self.batch,), 0, stored), None)
-        mass = jnp.where(jnp.arange(self.capacity) < stored, (priorities + self.eps) ** self.priority, 0.0)
+        there = jnp.arange(priorities.shape[0]) < stored
+        there = there if filled is None else there & filled
+        mass = jnp.where(there, (priorities + self.eps) ** self.priority, 0.0)
         index = jnp.minimum(proportional(key, mass, self.batch), stored - 1)
         beta = self.importance + (self.importance_end - self.importance) * clock.progress
         weight = (stored * mass[index] / jnp.sum(mass)) ** -beta
@@ -144,8 +153,8 @@ class Replay:
 
 
 def rate(
-    priorities: Float[Array, "capacity"] | None, draw: Draw, sizes: Float[Array, "batch"] | None
-) -> Float[Array, "capacity"] | None:
+    priorities: Float[Array, "item"] | None, draw: Draw, sizes: Float[Array, "batch"] | None
+) -> Float[Array, "item"] | None:
     """Priorities after a batch whose items have these mean |TD errors|."""
     return None if priorities is None or sizes is None else priorities.at[draw.index].set(sizes)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.types import Action, Rollout, Spec, Step
+from rookery.ops import returns
 
 
 class Memory(eqx.Module):
@@ -26,12 +29,12 @@ class Sequence(eqx.Module):
     memory: Memory  # no time axis
 
 
-def example(spec: Spec, transitions: int, hidden: int) -> Sequence:
-    """One stored sequence, all zeros: for its shapes and dtypes."""
+def example(spec: Spec, transitions: int, hidden: int, *, framed: bool = False) -> Sequence:
+    """One stored sequence, all zeros: for its shapes and dtypes. One that is `framed` has no observations."""
     t, n = transitions, spec.n_agents
 
     step = Step(
-        obs=jnp.zeros((t + 1, n, *spec.obs_shape), spec.obs_dtype),
+        obs=jnp.zeros((t + 1, n, *((0,) if framed else spec.obs_shape)), spec.obs_dtype),
         state=jnp.zeros((t + 1, *(spec.state_shape or (0,))), "float32"),
         legal=jnp.zeros((t + 1, n, spec.action.width), "bool"),
         alive=jnp.zeros((t + 1, n), "bool"),
@@ -69,6 +72,41 @@ def transitions(store: Sequence, index: Int[Array, "batch"], time: Int[Array, "b
     opens = (time == 0).reshape(-1, *[1] * (before.ndim - 1))
     memory = Memory(store.memory.hidden[index, :, :0], jnp.where(opens, store.memory.action[index], before))
     return Sequence(step, action, filled, memory)
+
+
+def spans(
+    store: Sequence,
+    index: Int[Array, "batch"],
+    time: Int[Array, "batch"],
+    newer: Int[Array, "batch"],
+    envs: int,
+    n: int,
+    gamma: float,
+) -> tuple[Sequence, Int[Array, "batch"]]:
+    """`n` transitions as one: as `transitions`, but the second row is the one that they lead to; and how many they are.
+
+    They are fewer where an episode ends or where the store does: `newer` sequences of the same environment follow, each
+    `envs` further on in the ring. The second row's reward is their n-step return, its discount that of what follows.
+    """
+    capacity, length = store.filled.shape
+    row = time + jnp.arange(n)[:, None]
+    ahead, t = row // length, row % length
+    at = (index + ahead * envs) % capacity
+    reward, discount, last = (x[at, t + 1] for x in (store.step.reward, store.step.discount, store.step.last))
+    goes_on = jnp.logical_not(last) & (jnp.concatenate([ahead[1:], ahead[-1:]]) <= newer)
+    # Rewards count while the team's return goes on; the discount of the last row is each agent's own.
+    wide = lambda x: jnp.broadcast_to(x[..., None], reward.shape)  # noqa: E731
+    power = gamma ** jnp.arange(n, dtype=jnp.float32)
+    on = (wide(jnp.max(discount, axis=-1)), wide(goes_on))
+    returned, follows, steps = (x[0] for x in returns.n_step(reward * power[:, None, None], *on, n))
+    steps = steps[:, 0]
+    at_n, t_n = (jnp.take_along_axis(x, steps[None] - 1, axis=0)[0] for x in (at, t))
+    opening = jax.tree.map(lambda x: x[index, time], store.step)
+    closing = jax.tree.map(lambda x: x[at_n, t_n + 1], store.step)
+    after = power[steps - 1][:, None] * follows * closing.discount
+    closing = replace(closing, reward=returned, discount=after)
+    step = jax.tree.map(lambda *x: jnp.stack(x), opening, closing)
+    return replace(transitions(store, index, time), step=step), steps
 
 
 def no_action(action: Action) -> Action:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 
 def lambda_returns(
@@ -32,3 +32,37 @@ def continues(last: Array, lam: Array | float) -> Array:
     """`lambda_t` for rows 1..T of a rollout, from `last` of rows 0..T: lambda, but 0 at ends and in the final row."""
     goes_on = jnp.logical_not(last[1:]).at[-1].set(False)
     return jnp.where(goes_on, lam, 0.0).astype(jnp.float32)
+
+
+def n_step(
+    r_t: Float[Array, "time *b"], discount_t: Float[Array, "time *b"], goes_on_t: Bool[Array, "time *b"], n: int
+) -> tuple[Float[Array, "time *b"], Float[Array, "time *b"], Int[Array, "time *b"]]:
+    """Discounted rewards of up to n transitions from each row on, the discount of what follows, and how many they are.
+
+    `goes_on_t`: whether the next transition of the sequence follows this one; that of the last is not read.
+    """
+    goes_on_t = goes_on_t.at[-1].set(False)
+    total, discount, on = r_t, discount_t, goes_on_t
+    count = jnp.ones(r_t.shape, jnp.int32)
+    for j in range(1, n):
+        total = total + jnp.where(on, discount * _ahead(r_t, j), 0.0)
+        discount = jnp.where(on, discount * _ahead(discount_t, j), discount)
+        count = count + on
+        on = on & _ahead(goes_on_t, j)
+    return total, discount, count
+
+
+def n_step_rows(
+    r_t: Float[Array, "time *b"], discount_t: Float[Array, "time *b"], last: Bool[Array, "rows b"], n: int
+) -> tuple[Float[Array, "time *b"], Float[Array, "time *b"], Int[Array, "time *b"]]:
+    """`n_step` of a rollout, `last` of rows 0..T given; and where in `*_t` the row is that each row bootstraps from."""
+    follows = jnp.logical_not(last[1:])
+    goes_on = jnp.broadcast_to(follows.reshape(*follows.shape, *[1] * (r_t.ndim - follows.ndim)), r_t.shape)
+    total, discount, count = n_step(r_t, discount_t, goes_on, n)
+    time = jnp.arange(r_t.shape[0]).reshape(-1, *[1] * (r_t.ndim - 1))
+    return total, discount, time + count - 1
+
+
+def _ahead(x: Array, j: int) -> Array:
+    """The entries `j` later; zeros after the last."""
+    return jnp.concatenate([x[j:], jnp.zeros_like(x[:j])])  # pyright: ignore[reportUnknownMemberType]

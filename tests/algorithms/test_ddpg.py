@@ -340,7 +340,7 @@ def test_the_environment_gets_an_index_and_the_store_keeps_it(kind: Kind) -> Non
     state = algo.init(spec, KEY)
     step = jax.tree.map(lambda x: x[0], batch_of(spec).step)
     _, action, _ = algo.act(spec, algo.policy(state), algo.carry(spec, BATCH), step, CLOCK, KEY, greedy=False)
-    assert action.dtype == state.store.action.dtype == jnp.int32 and action.shape == (BATCH, 2, 2)
+    assert action.dtype == state.store.items.action.dtype == jnp.int32 and action.shape == (BATCH, 2, 2)
     assert np.all(np.asarray(action) < np.array([2, 3])) and np.all(np.asarray(action) >= 0)
     # What a critic reads in an actor's loss: one action of each branch, unless relaxed.
     params = jax.random.normal(KEY, (BATCH, 2, 5))

@@ -214,6 +214,7 @@ def make_spec(
     teams: tuple[str, ...] = (),
     state_shape: tuple[int, ...] = (),
     score: Literal["return", "success"] = "return",
+    frames: int = 1,
 ) -> Spec:
     """The spec of a task with these spaces."""
     return Spec(
@@ -229,6 +230,7 @@ def make_spec(
         cooperative=cooperative,
         score=score,
         obs_dtype=observations.dtype,
+        frames=frames,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rookery.core.registry import TASK_PREFIXES
-from rookery.tasks.host.atari_task import Atari, rom
+from rookery.tasks.host.atari_task import Atari, settings_of
 from rookery.tasks.host.base import EXTRAS, import_module, load
 from rookery.tasks.host.factory_task import Factory
 from rookery.tasks.host.gymnasium_task import PLUGINS, Gymnasium
@@ -64,8 +64,7 @@ def _pettingzoo(rest: str) -> PettingZoo:
 
 
 def _atari(rest: str) -> Atari:
-    rom(rest)
-    return Atari(game=rest)
+    return Atari(**settings_of(rest))
 
 
 def _pymarl(rest: str) -> PyMarl:

@@ -50,7 +50,9 @@ def test_known_modules_have_their_teams() -> None:
         ("pymarl:host_toys:Coridor", "'host_toys' has no 'Coridor'. Did you mean 'Corridor'"),
         ("pymarl:host_toys", "expected package.module:name"),
         ("atari:MsPackman", "unknown Atari game 'MsPackman'. Did you mean 'ms_pacman'"),
-        ("atari:PongNoFrameskip-v4", "give the bare name"),
+        ("atari:MsPackmanNoFrameskip-v4", "unknown Atari game 'MsPackman'. Did you mean 'ms_pacman'"),
+        ("atari:Pong-v5", "no such id. There are Pong-v0"),
+        ("atari:ALE/PongNoFrameskip-v5", "or give the bare name, atari:Pong,"),
     ],
 )
 def test_errors_of_names(name: str, words: str) -> None:

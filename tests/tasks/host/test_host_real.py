@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from host_play import Player, check_first, need
 
+from rookery.core.errors import ConfigError
 from rookery.core.host import HostTask, Rows, empty_rows
 from rookery.core.registry import find_task
+from rookery.tasks.host.atari_task import Atari, rom
 
 STEPS = 200
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -365,3 +367,68 @@ def test_atari_color_and_limit() -> None:
     assert [bool(r.last[0]) for r in rows] == [False, False, False, False, True, False, False]
     assert all(r.discount[0, 0] == 1 for r in rows), "the frame limit is a truncation"
     assert rows[0].obs.std() > 0
+
+
+def test_atari_ids_imply_what_ale_py_registers() -> None:
+    """Every id of ale-py's own registry. Gym's ram and Deterministic ids are registered no longer: by hand."""
+    need("ale_py", "cv2")
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    ids = [name for name, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("ale_py.")]
+    assert len(ids) > 300
+    for name in ids:
+        said, task = gymnasium.registry[name].kwargs, find_task(f"atari:{name}")
+        skip = (task.frame_skip_min, task.frame_skip + 1) if task.frame_skip_min else task.frame_skip
+        assert said["frameskip"] == skip and said["repeat_action_probability"] == task.sticky, name
+        assert said["max_num_frames_per_episode"] == task.frames and said["full_action_space"] == task.full_actions
+        assert said["game"] == rom(task.game) and task.observe == "screen"
+    for name, expected in {
+        "PongDeterministic-v0": {"game": "Pong", "sticky": 0.25, "frame_skip": 4},
+        "SpaceInvadersDeterministic-v4": {"game": "SpaceInvaders", "frame_skip": 3},
+        "Pong-ram-v4": {"game": "Pong", "frame_skip_min": 2, "observe": "ram", "stack": 1},
+        "Alien-ramNoFrameskip-v0": {"game": "Alien", "sticky": 0.25, "frame_skip": 1, "observe": "ram", "stack": 1},
+    }.items():
+        assert find_task(f"atari:{name}") == Atari(**expected), name
+
+
+def test_atari_memory_and_crop() -> None:
+    need("ale_py", "cv2")
+    import cv2
+    import gymnasium
+
+    actions = np.random.default_rng(2).integers(0, 6, 20)
+    ram = [Rows(*r) for r in play_atari(task_of("atari:Pong-ramNoFrameskip-v4", noop_max=0), 1, actions, envs=1)]
+    raw = gymnasium.make("ALE/Pong-v5", obs_type="ram", frameskip=1, repeat_action_probability=0.0)
+    seen, _ = raw.reset(seed=1)
+    raw = raw.unwrapped
+    for row, action in zip(ram, [1, *actions], strict=True):  # Pong knows fire, which opens an episode
+        seen, *_ = raw.step(int(action))
+        np.testing.assert_array_equal(row.obs[0, 0], seen)
+    # A crop is a part of the larger screen.
+    whole, part = (
+        [Rows(*r) for r in play_atari(task_of("atari:Pong", **changes), 1, actions[:6], envs=1)]
+        for changes in ({"noop_max": 0}, {"noop_max": 0, "resize_height": 110, "crop_top": 18})
+    )
+    screen = np.zeros((210, 160), np.uint8)
+    game = task_of("atari:Pong", noop_max=0).make()
+    row = Rows(*(field[0] for field in empty_rows(game.spec, 1)))
+    game.reset(1, row)
+    game._ale.getScreenGrayscale(screen)
+    expected = cv2.resize(screen, (84, 110), interpolation=cv2.INTER_AREA)[18:102]
+    np.testing.assert_array_equal(part[0].obs[0, 0, ..., -1], expected)
+    assert whole[0].obs.shape == part[0].obs.shape and not np.array_equal(whole[0].obs, part[0].obs)
+    for wrong in ({"crop_top": 1}, {"resize_height": 80}, {"frame_skip_min": 5}):
+        with pytest.raises(ConfigError, match=r"task\.(crop_top|frame_skip_min)"):
+            task_of("atari:Pong", **wrong)
+
+
+def test_atari_random_frame_skip_ends_by_frames() -> None:
+    need("ale_py", "cv2")
+    task = task_of("atari:Pong-v4", frames=40, size=42, stack=1)
+    assert task.spec.limit == 20 and task.spec.frames == 1
+    rows = [Rows(*r) for r in play_atari(task, 4, np.zeros(60, np.int32), envs=1)]
+    ends = np.flatnonzero([r.last[0] for r in rows])
+    lengths = np.diff([-1, *ends]) - 1
+    assert len(ends) >= 3 and all(10 <= n <= 20 for n in lengths) and len(set(lengths)) > 1
