@@ -207,12 +207,18 @@ class Graph:
 
         def look() -> GraphRead:
             near = nearest(memory.keys, memory.norms, query, self.neighbors)
-            present = near.distance <= self.reach**2 if self.reach else jnp.isfinite(near.distance)
-            use = (memory.q_visits[near.index] > 0) & present[..., None]
+            use = self.usable(memory, near.index, near.distance)
             q, known = kernel_mean(query, memory.keys[near.index], memory.q[near.index], use, self.delta)
             return GraphRead(near.index, near.distance, q, known)
 
         return once(look, memory.merges)
+
+    def usable(
+        self, memory: GraphState, index: Int[Array, "query k"], distance: Float[Array, "query k"]
+    ) -> Bool[Array, "query k action"]:
+        """Which values of these nodes, at these squared distances, a read averages."""
+        present = distance <= self.reach**2 if self.reach else jnp.isfinite(distance)
+        return (memory.q_visits[index] > 0) & present[..., None]
 
     def insert(
         self, memory: GraphState, key: Float[Array, "row dim"], now: Int[Array, ""], where: Bool[Array, "row"]
