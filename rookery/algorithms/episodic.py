@@ -20,7 +20,9 @@ from rookery.core.keys import stream
 from rookery.core.ranges import Count, Fraction, NonNegative
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Carry, Clock, Collect, Extra, Mean, Metrics, Rollout, Spec, Step, where_env
+from rookery.mechanisms import frontier as frontiers
 from rookery.mechanisms.encode import Encoder, EncoderParams
+from rookery.mechanisms.frontier import Frontier
 from rookery.mechanisms.reflect import Abstract, Reconstruct, Reflection, reflect
 from rookery.memory import dictionary as dictionaries
 from rookery.memory import examples, pending
@@ -42,6 +44,8 @@ class View(eqx.Module):
 
     encoder: EncoderParams
     memory: DictionaryState | GraphState
+    frontier: Frontier | None = None
+    """Distances to untried actions, if exploration is directed by them."""
 
 
 class Kept(eqx.Module):
@@ -80,6 +84,8 @@ class Transition(eqx.Module):
 
     key_tm1: Float[Array, "*b dim"]
     obs_tm1: Array
+    legal_tm1: Bool[Array, "*b action"] | None
+    """With a frontier only."""
     read: Int[Array, "..."]
     action: Int[Array, "*b"]
     key: Float[Array, "*b dim"]
@@ -118,9 +124,10 @@ class Act:
 
     epsilon: Schedule = field(default_factory=lambda: Schedule(0.03, 0.03))
     """Probability of an exploring action while collecting."""
-    explore: Literal["uniform", "unseen"] = "uniform"
+    explore: Literal["uniform", "unseen", "frontier"] = "uniform"
     """Exploring actions: any legal one, or those without a value here first (the best one where all have a value).
-    unseen also prefers them among equally good actions. An action without a value counts as 0."""
+    unseen also prefers them among equally good actions; frontier then prefers actions that lead toward the nearest node
+    of the graph with an untried action. An action without a value counts as 0."""
 
     def choose(
         self,
@@ -129,15 +136,18 @@ class Act:
         known: Bool[Array, "env action"],
         legal: Bool[Array, "env action"],
         epsilon: Float[Array, ""] | None,
+        steps: Int[Array, "env action"] | None = None,
     ) -> Int[Array, "env"]:
-        """Actions; ties are broken at random. Without epsilon: the best ones."""
+        """Actions; ties are broken at random. Without epsilon: the best ones. `steps` lead to what is untried."""
         q = only_legal(jnp.where(known, q, 0.0), legal)
         best = legal & (q == jnp.max(q, axis=-1, keepdims=True))
         if epsilon is None:
             return weighted(stream(key, "best"), best.astype(jnp.float32))
         other = legal
-        if self.explore == "unseen":
-            other, best = _prefer(legal & ~known, best), _prefer(best & ~known, best)
+        if self.explore != "uniform":
+            far = jnp.where(best, jnp.where(known, 1 if steps is None else steps, 0), frontiers.FAR)
+            best = best & (far == jnp.min(far, axis=-1, keepdims=True))
+            other = _prefer(legal & ~known, best)
         explores = jax.random.uniform(stream(key, "whether"), best.shape[:1]) < epsilon
         options = jnp.where(explores[:, None], other, best)
         return weighted(stream(key, "which"), options.astype(jnp.float32))
@@ -207,6 +217,8 @@ class Episodic:
             self.abstract.check(self.graph.capacity)
         else:
             self.dictionary.check(self.collect.envs * self._drain)
+        if self.memory == "dictionary" and self.acting.explore == "frontier":
+            raise ConfigError("algo.acting.explore frontier follows edges: set algo.memory graph, or explore unseen.")
         if self.memory == "dictionary" and self.reconstruct.method != "none":
             raise ConfigError(f"algo.reconstruct.method {self.reconstruct.method} needs edges: set algo.memory graph.")
         if self.memory == "graph" and self.encoder.trained:
@@ -264,7 +276,8 @@ class Episodic:
             kept, node = Kept(graphs.nowhere(envs), None, None, seen), graphs.nowhere(envs)
             trajectories, priority = self.abstract.empty(envs), self.reconstruct.priorities(self.graph.capacity)
             reflection = Reflection(graphs.nowhere(envs), trajectories, priority, jnp.int32(0))
-            view = View(encoder, self.graph.empty(dim, actions))
+            frontier = frontiers.unexplored(self.graph.capacity) if self.acting.explore == "frontier" else None
+            view = View(encoder, self.graph.empty(dim, actions), frontier)
         else:
             kept, node = Kept(None, jnp.zeros((envs, dim)), jnp.zeros((envs, 2), jnp.uint32), seen), None
             reflection, view = None, View(encoder, self.dictionary.empty(dim, actions))
@@ -290,10 +303,15 @@ class Episodic:
         query = self.encoder(spec, policy.encoder, step.obs)
         read = self._read(policy.memory, query)
         epsilon = None if greedy else self.acting.epsilon.at(clock.steps, clock.budget)
-        action = self.acting.choose(key, read.q, read.known, step.legal[:, 0], epsilon)
+        steps = None
+        if policy.frontier is not None and not greedy:
+            steps = frontiers.steps_by_action(_graph(policy.memory), policy.frontier, read.index[:, 0])
+        action = self.acting.choose(key, read.q, read.known, step.legal[:, 0], epsilon, steps)
         # The env axis leads: a dictionary's index is [table, env, k].
-        index = jnp.moveaxis(read.index, -2, 0)
-        return carry, action[:, None], {"read": index}
+        extra = {"read": jnp.moveaxis(read.index, -2, 0)}
+        if self.acting.explore != "uniform":
+            extra["untried"] = ~jnp.take_along_axis(read.known, action[:, None], axis=1)[:, 0]
+        return carry, action[:, None], extra
 
     def _read(self, memory: DictionaryState | GraphState, query: Float[Array, "env dim"]) -> Any:
         if isinstance(memory, GraphState):
@@ -310,6 +328,7 @@ class Episodic:
         rows = Transition(
             key_tm1=keys[:-1],
             obs_tm1=rollout.step.obs[:-1],
+            legal_tm1=None if state.view.frontier is None else rollout.step.legal[:-1, :, 0],
             read=rollout.extra["read"],
             action=rollout.action[..., 0],
             key=keys[1:],
@@ -321,6 +340,8 @@ class Episodic:
             state = self._open(state, keys[0], clock)
         state, found = jax.lax.scan(self._row, state, rows)
         metrics = {name: Mean(jnp.sum(x.total), jnp.sum(x.weight)) for name, x in found.items()}
+        if self.acting.explore != "uniform":
+            metrics["untried"] = Mean.of(rollout.extra["untried"], rollout.filled)
         if state.reflection is not None:
             graph, kept = _graph(state.view.memory), state.reflection
             memory, reflection = reflect(
@@ -402,7 +423,12 @@ class Episodic:
         trajectories = self.abstract.follow(reflection.trajectories, node, row.reward, opens, closes)
         start = where_env(opens, node, reflection.start)
         reflection = Reflection(start, trajectories, priority, reflection.updates)
-        return EpisodicState(replace(state.view, memory=memory), ring, node, reflection, state.learner), due
+        frontier = state.view.frontier
+        if frontier is not None:
+            assert row.legal_tm1 is not None, "made by `update`"
+            frontier = frontiers.leave(memory, frontier, node_tm1, row.legal_tm1, node)
+        view = replace(state.view, memory=memory, frontier=frontier)
+        return EpisodicState(view, ring, node, reflection, state.learner), due
 
     def _dictionary_row(self, state: EpisodicState, row: Transition) -> tuple[EpisodicState, Due]:
         memory = dictionaries.touch(_dictionary(state.view.memory), jnp.moveaxis(row.read, 0, -2), row.now)
