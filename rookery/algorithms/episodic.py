@@ -23,13 +23,14 @@ from rookery.core.keys import stream
 from rookery.core.ranges import Fraction
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Carry, Clock, Collect, Extra, Mean, Metrics, Rollout, Spec, Step
+from rookery.mechanisms import frontier as frontiers
 from rookery.mechanisms.choose import Act
 from rookery.mechanisms.encode import Encoder
 from rookery.mechanisms.refine import Learn, Refiner
 from rookery.mechanisms.reflect import Abstract, Reconstruct, Reflection
 from rookery.mechanisms.remember import Stream, Table, Transition, View, Write, Writer
 from rookery.memory.dictionary import Dictionary
-from rookery.memory.graph import Graph
+from rookery.memory.graph import Graph, GraphState
 
 __all__ = ["Act", "Episodic", "EpisodicState", "Learn", "Write"]
 
@@ -92,6 +93,8 @@ class Episodic:
             self.abstract.check(self.graph.capacity)
         else:
             self.dictionary.check(self.collect.envs * self._writer.drain)
+        if self.memory == "dictionary" and self.acting.explore == "frontier":
+            raise ConfigError("algo.acting.explore frontier follows edges: set algo.memory graph, or explore unseen.")
         if self.memory == "dictionary" and self.reconstruct.method != "none":
             raise ConfigError(f"algo.reconstruct.method {self.reconstruct.method} needs edges: set algo.memory graph.")
         if self.memory == "graph" and self.encoder.trained and not (self.graph.merge and self.graph.key_rate):
@@ -142,7 +145,8 @@ class Episodic:
     @property
     def _writer(self) -> Writer:
         memory = self.graph if self.memory == "graph" else self.dictionary
-        return Writer(memory, self.write, self.abstract, self.reconstruct, self.gamma)
+        frontier = self.acting.explore == "frontier" and not self.actor.learns
+        return Writer(memory, self.write, self.abstract, self.reconstruct, self.gamma, frontier)
 
     # -- state --------------------------------------------------------------------------------------------------
     def init(self, spec: Spec, key: Array) -> EpisodicState:
@@ -158,7 +162,7 @@ class Episodic:
     def policy(self, state: EpisodicState) -> View:
         """Encoder, memory and actor."""
         actor = None if state.actor is None else self._learner.policy(state.actor)
-        return View(replace(state.view.encoder, vae=None), state.view.memory, actor)
+        return View(replace(state.view.encoder, vae=None), state.view.memory, actor, state.stream.frontier)
 
     def snapshot(self, state: EpisodicState) -> View:
         """All of the policy: as large as the memory is."""
@@ -182,8 +186,13 @@ class Episodic:
             about = (policy.actor, carry, now, clock, key)
             carry, action, more = self._learner.act(self._seen(spec), *about, greedy=greedy)
             return carry, action, {**extra, **more, "seen": now.obs}
-        epsilon = None if greedy else self.acting.epsilon.at(clock.steps, clock.budget)
-        return carry, self.acting.choose(key, read.q, read.known, step.legal[:, 0], epsilon)[:, None], extra
+        epsilon, steps = None if greedy else self.acting.epsilon.at(clock.steps, clock.budget), None
+        if policy.frontier is not None and not greedy and isinstance(policy.memory, GraphState):
+            steps = frontiers.steps_by_action(policy.memory, policy.frontier, read.index[:, 0])
+        action = self.acting.choose(key, read.q, read.known, step.legal[:, 0], epsilon, steps)
+        if self.acting.explore != "uniform":
+            extra["untried"] = ~jnp.take_along_axis(read.known, action[:, None], axis=1)[:, 0]
+        return carry, action[:, None], extra
 
     # -- learning -----------------------------------------------------------------------------------------------
     def update(
@@ -220,7 +229,10 @@ class Episodic:
     ) -> tuple[PPOState | None, Metrics]:
         """The actor after a rollout whose last row has these keys; without one, what is explored."""
         if state.actor is None:
-            return None, {"epsilon": Mean.of(self.acting.epsilon.at(clock.steps, clock.budget))}
+            metrics = {"epsilon": Mean.of(self.acting.epsilon.at(clock.steps, clock.budget))}
+            if self.acting.explore != "uniform":
+                metrics["untried"] = Mean.of(rollout.extra["untried"], rollout.filled)
+            return None, metrics
         # Read by the memory that the actor read, before anything is written.
         rows = as_seen(rollout, seen(end, self._writer.read(state.view.memory, end)))
         return self._learner.update(self._seen(spec), state.actor, rows, clock, stream(key, "actor"))

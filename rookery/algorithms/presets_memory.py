@@ -63,6 +63,8 @@ PRESETS["gbmr"] = replace(_gq, abstract=Abstract("gnn", nodes=16), reconstruct=_
 PRESETS["gqsi"] = replace(_gq, abstract=Abstract("degree", nodes=16), reconstruct=_paths)
 PRESETS["gqil"] = replace(_gq, abstract=Abstract("common", nodes=16), reconstruct=_paths)
 PRESETS["gbmr_sweep"] = replace(_gq, reconstruct=Reconstruct("sweep", every=10, backups=640))
+# Exploration directed by the graph instead of at random.
+PRESETS["gbmr_frontier"] = replace(PRESETS["gbmr"], acting=replace(_gq.acting, explore="frontier"))
 
 # -- published ------------------------------------------------------------------------------------------------------
 # The settings behind the published maze counts: rate .01, gamma .9, greedy .97, a new edge starts at its reward.

@@ -12,7 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.ranges import Count
 from rookery.core.types import Clock, Mean, Metrics, Rollout, Step, where_env
+from rookery.mechanisms import frontier as frontiers
 from rookery.mechanisms.encode import EncoderParams
+from rookery.mechanisms.frontier import Frontier
 from rookery.mechanisms.reflect import Abstract, Reconstruct, Reflection, reflect
 from rookery.memory import dictionary as dictionaries
 from rookery.memory import examples, pending
@@ -34,7 +36,9 @@ class View(eqx.Module):
     encoder: EncoderParams
     memory: Table
     actor: Any = None
-    """Weights of a policy over what is read; None where actions follow the values themselves."""
+    """Weights of an actor over what is read; None where actions follow the values themselves."""
+    frontier: Frontier | None = None
+    """Distances to untried actions, if exploration is directed by them."""
 
 
 class Kept(eqx.Module):
@@ -60,6 +64,8 @@ class Stream(eqx.Module):
     """Graphs only."""
     store: Examples | None
     """Trained encoders only."""
+    frontier: Frontier | None
+    """Graphs whose exploration it directs only."""
 
 
 class Transition(eqx.Module):
@@ -67,6 +73,7 @@ class Transition(eqx.Module):
 
     key_tm1: Float[Array, "*b dim"]
     obs_tm1: Array
+    legal_tm1: Bool[Array, "*b action"]
     read: Int[Array, "..."]
     action: Int[Array, "*b"]
     key: Float[Array, "*b dim"]
@@ -81,6 +88,7 @@ class Transition(eqx.Module):
         return Transition(
             key_tm1=keys[:-1],
             obs_tm1=step.obs[:-1],
+            legal_tm1=step.legal[:-1, :, 0],
             read=rollout.extra["read"],
             action=rollout.action[..., 0],
             key=keys[1:],
@@ -123,6 +131,8 @@ class Writer:
     abstract: Abstract
     reconstruct: Reconstruct
     gamma: float
+    frontier: bool = False
+    """Keep track of how far untried actions are."""
 
     @property
     def drain(self) -> int:
@@ -140,7 +150,8 @@ class Writer:
         else:
             kept, node = Kept(None, jnp.zeros((envs, dim)), jnp.zeros((envs, 2), jnp.uint32), row), None
             reflection = None
-        return memory, Stream(pending.empty(kept, self.write.n, envs), node, reflection, store)
+        frontier = frontiers.unexplored(self.memory.capacity) if self.frontier else None
+        return memory, Stream(pending.empty(kept, self.write.n, envs), node, reflection, store, frontier)
 
     def read(self, memory: Table, query: Float[Array, "query dim"]) -> Read | GraphRead:
         """The action values of the nearest entries."""
@@ -221,8 +232,11 @@ class Writer:
         opens, closes = row.step.first, row.step.last & row.filled
         trajectories = self.abstract.follow(reflection.trajectories, node, row.reward, opens, closes)
         start = where_env(opens, node, reflection.start)
-        reflection = Reflection(start, trajectories, priority, reflection.updates)
-        return memory, Stream(ring, node, reflection, stream.store), due
+        reflection = replace(reflection, start=start, trajectories=trajectories, priority=priority)
+        frontier = stream.frontier
+        if frontier is not None:
+            frontier = frontiers.leave(memory, frontier, node_tm1, row.legal_tm1, node)
+        return memory, Stream(ring, node, reflection, stream.store, frontier), due
 
     def _dictionary_row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Due]:
         config = self.memory

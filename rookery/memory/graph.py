@@ -344,6 +344,12 @@ def live(memory: GraphState) -> Edges:
     return Edges(next, edges.action, edges.reward, edges.visits)
 
 
+def leaving(memory: GraphState, node: Int[Array, "row"]) -> tuple[Int[Array, "row slot"], Int[Array, "row slot"]]:
+    """Where the edges of these nodes lead (-1: no edge), and by which actions."""
+    next = _live(memory.generation, memory.edges.next[node], memory.edge_generation[node])
+    return next, memory.edges.action[node]
+
+
 def touch(memory: GraphState, index: Int[Array, "*b"], now: Int[Array, ""]) -> GraphState:
     """The graph with these nodes used at time `now`."""
     return eqx.tree_at(lambda m: m.last_use, memory, memory.last_use.at[index].set(now))
