@@ -28,7 +28,7 @@ from rookery.mechanisms.choose import Act
 from rookery.mechanisms.encode import Encoder
 from rookery.mechanisms.refine import Learn, Refiner
 from rookery.mechanisms.reflect import Abstract, Reconstruct, Reflection
-from rookery.mechanisms.remember import Stream, Table, Transition, View, Write, Writer
+from rookery.mechanisms.writer import Stream, Table, Transition, View, Write, Writer
 from rookery.memory.dictionary import Dictionary
 from rookery.memory.graph import Graph, GraphState
 
@@ -155,7 +155,8 @@ class Episodic:
         opt = store = None
         if self.encoder.trained:
             store, opt = self.learn.store(spec, self.collect, self.write.n), self.learn.optimiser.init(encoder)
-        memory, written = self._writer.init(self.encoder.size(spec), spec.action.width, envs, store)
+        sizes = (self.encoder.size(spec), spec.action.width, envs)
+        memory, written = self._writer.init(*sizes, store, stream(key, "network"))
         actor = self._learner.init(self._seen(spec), stream(key, "actor")) if self.actor.learns else None
         return EpisodicState(View(encoder, memory), written, opt, actor)
 

@@ -10,6 +10,7 @@ from rookery.algorithms.memory_actor import MemoryActor
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
 from rookery.mechanisms.encode import Encoder, Vae
+from rookery.mechanisms.gnn import Gnn
 from rookery.mechanisms.reflect import Abstract, Reconstruct
 from rookery.memory.dictionary import Dictionary
 from rookery.memory.graph import Graph
@@ -130,7 +131,7 @@ PRESETS["gbmr_framework"] = Episodic(
     encoder=Encoder("vae", dim=32, vae=Vae(kl=1e-2, value=1.0)),
     write=Write(n=16, drain=2),
     actor=MemoryActor("fused"),
-    abstract=Abstract("gnn", nodes=16),
+    abstract=Abstract("gnn", nodes=16, gnn=Gnn(steps=8)),
     reconstruct=Reconstruct("key_paths", every=16, paths=32, length=32),
     learn=Learn(optimiser=Optimiser("adam", lr=5e-4), capacity=50_000, start=500, steps=4),
     collect=Collect(envs=16, length=8),

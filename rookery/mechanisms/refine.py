@@ -14,7 +14,7 @@ from rookery.core.keys import stream
 from rookery.core.ranges import Count, NonNegative
 from rookery.core.types import Clock, Collect, Mean, Metrics, Spec
 from rookery.mechanisms.encode import Encoder, EncoderParams
-from rookery.mechanisms.remember import Table
+from rookery.mechanisms.writer import Table
 from rookery.memory import dictionary as dictionaries
 from rookery.memory import examples
 from rookery.memory.dictionary import Dictionary, DictionaryState, Entries

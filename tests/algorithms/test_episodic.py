@@ -14,13 +14,15 @@ import pytest
 from compiled import copies
 from small import hasty_jit
 
-from rookery.algorithms.episodic import Act, Episodic, Write
+from rookery.algorithms.episodic import Act, Episodic, Learn, Write
+from rookery.algorithms.memory_actor import MemoryActor
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import Collect
 from rookery.mechanisms import frontier as frontiers
 from rookery.mechanisms.encode import Encoder
+from rookery.mechanisms.gnn import Gnn
 from rookery.mechanisms.reflect import Abstract, Reconstruct
 from rookery.memory import pending
 from rookery.memory.graph import TERMINAL, Graph, Handle, Moves, live
@@ -234,9 +236,21 @@ def jaxpr(algo: Episodic) -> str:
 
 def test_what_is_off_leaves_no_trace() -> None:
     plain = PRESETS["gq"]
-    off = replace(plain, reconstruct=Reconstruct("none", every=7, paths=5, backups=9), abstract=Abstract(nodes=3))
-    on = {jaxpr(replace(plain, reconstruct=Reconstruct("sweep", backups=9))), jaxpr(PRESETS["gbmr"])}
-    assert jaxpr(off) == jaxpr(plain) and jaxpr(plain) not in on and len(on) == 2
+    off = replace(
+        plain,
+        reconstruct=Reconstruct("none", every=7, paths=5, backups=9),
+        abstract=Abstract(nodes=3, gnn=Gnn(dim=3)),
+        actor=MemoryActor(width=3, entropy=0.5),
+        learn=Learn(batch=7, steps=3),
+    )
+    abstract = PRESETS["gbmr"].abstract
+    on = {
+        jaxpr(replace(plain, reconstruct=Reconstruct("sweep", backups=9))),
+        jaxpr(PRESETS["gbmr"]),
+        jaxpr(replace(PRESETS["gbmr"], abstract=replace(abstract, gnn=Gnn(steps=2)))),
+        *(jaxpr(replace(plain, actor=MemoryActor(kind))) for kind in ("a2c", "fused")),
+    }
+    assert jaxpr(off) == jaxpr(plain) and jaxpr(plain) not in on and len(on) == 5
     directed = {jaxpr(replace(plain, acting=replace(plain.acting, explore=e))) for e in ("unseen", "frontier")}
     assert jaxpr(plain) not in directed and len(directed) == 2
 

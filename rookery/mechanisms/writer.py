@@ -139,14 +139,15 @@ class Writer:
         """Rows of each environment that are written at a time, at most."""
         return min(self.write.drain, self.write.n)
 
-    def init(self, dim: int, actions: int, envs: int, store: Examples | None) -> tuple[Table, Stream]:
+    def init(self, dim: int, actions: int, envs: int, store: Examples | None, key: Array) -> tuple[Table, Stream]:
         """An empty memory, and a stream that has not begun."""
         row = None if store is None else jnp.zeros(envs, jnp.int32)
         memory = self.memory.empty(dim, actions)
         if isinstance(self.memory, Graph):
             kept, node = Kept(graphs.nowhere(envs), None, None, row), graphs.nowhere(envs)
             trajectories, priority = self.abstract.empty(envs), self.reconstruct.priorities(self.memory.capacity)
-            reflection = Reflection(graphs.nowhere(envs), trajectories, priority, jnp.int32(0))
+            network = self.abstract.network(dim + 1, key)
+            reflection = Reflection(graphs.nowhere(envs), trajectories, priority, jnp.int32(0), network)
         else:
             kept, node = Kept(None, jnp.zeros((envs, dim)), jnp.zeros((envs, 2), jnp.uint32), row), None
             reflection = None
@@ -267,6 +268,8 @@ class Writer:
             "evictions": memory.evictions,
             "reconstruction_updates": jnp.int32(0) if stream.reflection is None else stream.reflection.updates,
         }
+        if stream.reflection is not None and stream.reflection.gnn is not None:
+            counts["gnn_loss"] = stream.reflection.gnn.loss
         return Mean.of_each(counts)
 
 
