@@ -28,6 +28,7 @@ from rookery.training.state import RunState
 
 PUBLISHED = {"q_published": 323.6, "gq_published": 323.6, "gcq_published": 594.4, "gbmr": 515.8}
 NAMES = ["q_published", "gq_published", "gcq_published", "q", "gq", "gcmr", "gbmr", "gqsi", "gqil", "gbmr_sweep"]
+NAMES += ["gbmr_frontier"]
 
 
 def main() -> None:
@@ -38,15 +39,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--task", default="maze/gbmr")
     parser.add_argument("--capacity", type=int, default=128, help="nodes of a graph; this maze has 91 cells")
-    parser.add_argument("--directed", action="store_true", help="explore unseen edges first")
+    parser.add_argument("--explore", choices=("uniform", "unseen", "frontier"), help="instead of the preset's own")
     args = parser.parse_args()
     print(f"{'preset':16} {'goals':>7} {'lowest':>7} {'highest':>7} {'published':>9}", end=" ")
     print(f"{'writes':>8} {'backups':>9} {'steps/s':>8}")
     for preset in args.presets:
         algo = PRESETS[preset]
         algo = replace(algo, graph=replace(algo.graph, capacity=args.capacity))
-        if args.directed:
-            algo = replace(algo, acting=replace(algo.acting, explore="unseen"))
+        if args.explore:
+            algo = replace(algo, acting=replace(algo.acting, explore=args.explore))
         seeds = tuple(range(args.seeds))
         goals, spent, rate = count(RunConfig(preset, args.task, algo, TASKS[args.task], args.steps, seeds))
         published = f"{PUBLISHED[preset]:9.1f}" if preset in PUBLISHED else f"{'-':>9}"

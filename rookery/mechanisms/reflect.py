@@ -6,7 +6,7 @@ updates that plain Q-learning does not have, so comparisons must say how many.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Count, Positive
+from rookery.mechanisms.gnn import Gnn, GnnState, embed
 from rookery.memory.graph import TERMINAL, GraphState, Handle, alive, live
 from rookery.ops import graph as ops
 from rookery.ops.graph import Edges
@@ -55,6 +56,8 @@ class Abstract:
     """Distance from its center up to which a canopy keeps nodes from opening another one; below t1."""
     hops: Count = 2
     """Rounds of aggregation of `gnn`."""
+    gnn: Gnn = field(default_factory=Gnn)
+    """A network of `gnn` over aggregated features, if it is trained."""
     trajectories: Count = 10
     """Best trajectories that `common` keeps."""
     length: Count = 256
@@ -104,7 +107,21 @@ class Abstract:
         best, best_returns = repeat(first.shape[0], rate, (kept.best, kept.best_returns))
         return Trajectories(path, jnp.minimum(at + 1, self.length), returns, best, best_returns)
 
-    def key_nodes(self, memory: GraphState, edges: Edges, kept: Trajectories | None) -> Int[Array, "key"]:
+    def network(self, features: int, key: Array) -> GnnState | None:
+        """The network of `gnn`; None where nothing is trained."""
+        return self.gnn.init(features, key) if self.method == "gnn" else None
+
+    def trained(self, gnn: GnnState | None, memory: GraphState, edges: Edges, key: Array) -> GnnState | None:
+        """The network after it learned from the graph."""
+        if gnn is None:
+            return None
+        features, next = _features(memory, edges)
+        around = ops.aggregate(features, next, self.hops, incoming=True)
+        return self.gnn.train(gnn, around, next, memory.filled, key)
+
+    def key_nodes(
+        self, memory: GraphState, edges: Edges, kept: Trajectories | None, gnn: GnnState | None = None
+    ) -> Int[Array, "key"]:
         """The key nodes, -1 beyond the last."""
         filled = memory.filled
         if self.method == "cluster":
@@ -117,7 +134,7 @@ class Abstract:
             score = _recurrence(memory, kept)
             filled = filled & (score > 0)
         else:
-            score = _contrast(memory, edges, self.hops)
+            score = _contrast(memory, edges, self.hops, gnn)
         return ops.top_nodes(score, filled, self.nodes)
 
 
@@ -132,14 +149,24 @@ def _recurrence(memory: GraphState, kept: Trajectories) -> Float[Array, "node"]:
     return jnp.sum(jax.vmap(occurs)(kept.best.node, kept.best.generation, kept.best_returns), axis=0)
 
 
-def _contrast(memory: GraphState, edges: Edges, hops: int) -> Float[Array, "node"]:
-    """How far each node's features (key, value) are from their mean over its `hops`-hop neighborhood."""
+def _features(memory: GraphState, edges: Edges) -> tuple[Float[Array, "node n"], Int[Array, "node slot"]]:
+    """What nodes are compared by (key, value), and their edges; the terminal node has no key of its own."""
     value = ops.state_value(memory.q, memory.known, memory.terminal)
     value = value / jnp.maximum(jnp.max(jnp.abs(value)), 1e-6)
     features = jnp.concatenate([memory.keys, value[:, None]], axis=1)
-    # The terminal node has no key of its own.
-    next = jnp.where(edges.next == TERMINAL, -1, edges.next)
+    return features, jnp.where(edges.next == TERMINAL, -1, edges.next)
+
+
+def _contrast(memory: GraphState, edges: Edges, hops: int, gnn: GnnState | None) -> Float[Array, "node"]:
+    """How far each node's features are from their mean over its `hops`-hop neighborhood.
+
+    With a trained network: how far its embedding is from the mean of its neighbors' embeddings.
+    """
+    features, next = _features(memory, edges)
     around = ops.aggregate(features, next, hops, incoming=True)
+    if gnn is not None:
+        features = embed(gnn.weights, around)
+        around = ops.aggregate(features, next, 1, incoming=True)
     return jnp.sum(jnp.square(features - around), axis=1)
 
 
@@ -259,6 +286,11 @@ class Reflection(eqx.Module):
     priority: Float[Array, "node"] | None
     updates: Int[Array, ""]
     """Backups made so far."""
+    gnn: GnnState | None = None
+    """A trained network of the abstraction only."""
+
+
+_Now = tuple[Array, Array | None, Array, GnnState | None]
 
 
 def reflect(
@@ -274,17 +306,20 @@ def reflect(
     if reconstruct.method == "none":
         return memory, kept
 
-    def call(_: Array, now: tuple[Array, Array | None, Array]) -> tuple[Array, Array | None, Array]:
-        q, priority, made = now
+    def call(_: Array, now: _Now) -> _Now:
+        q, priority, made, gnn = now
         # The graph with the loop's own values: the ones from outside would have to be kept beside them.
         graph = eqx.tree_at(lambda m: m.q, memory, q)
-        keys = None if abstract.method == "none" else abstract.key_nodes(graph, live(graph), kept.trajectories)
+        keys = None
+        if abstract.method != "none":
+            gnn = abstract.trained(gnn, graph, live(graph), stream(key, "gnn"))
+            keys = abstract.key_nodes(graph, live(graph), kept.trajectories, gnn)
         number = iteration // reconstruct.every
         q, priority, more = reconstruct.backups_of(graph, priority, keys, kept.start, number, gamma, key)
-        return q, priority, made + more
+        return q, priority, made + more, gnn
 
     # A loop of no or one round: a branch would copy the values that it returns.
     times = jnp.where(iteration % reconstruct.every == 0, 1, 0)
-    q, priority, updates = repeat(times, call, (memory.q, kept.priority, kept.updates))
+    q, priority, updates, gnn = repeat(times, call, (memory.q, kept.priority, kept.updates, kept.gnn))
     memory = eqx.tree_at(lambda m: m.q, memory, q)
-    return memory, Reflection(kept.start, kept.trajectories, priority, updates)
+    return memory, replace(kept, priority=priority, updates=updates, gnn=gnn)

@@ -66,7 +66,8 @@ class Entries(eqx.Module):
 
     key: Float[Array, "table query k dim"]
     value: Float[Array, "table query k column"]
-    known: Bool[Array, "table query k column"]
+    use: Bool[Array, "table query k column"]
+    """Values that are known and near enough."""
 
 
 class Read(eqx.Module):
@@ -148,27 +149,31 @@ class Dictionary:
     def read(self, memory: DictionaryState, query: Float[Array, "query dim"]) -> Read:
         """The kernel-weighted action values of each query's nearest entries, and which those are. No gradient passes.
 
-        For gradients, `blend` what `gather` finds at the read's indices.
+        For gradients, `blend` the `entries` at the read's indices.
         """
         memory, query = jax.lax.stop_gradient((memory, query))
 
         def look() -> Read:
             near = nearest_in_each(memory.keys, memory.norms, query, self.neighbors)
-            q, known = self.blend(query, gather(memory, near.index), self.present(near.distance))
+            q, known = self.blend(query, self.entries(memory, near.index, near.distance))
             return Read(near.index, near.distance, q, known)
 
         return once(look, memory.merges)
 
-    def present(self, distance: Float[Array, "*b"]) -> Bool[Array, "*b"]:
-        """Which neighbors at these squared distances count."""
-        return distance <= self.reach**2 if self.reach else jnp.isfinite(distance)
+    def entries(
+        self, memory: DictionaryState, index: Int[Array, "table query k"], distance: Float[Array, "table query k"]
+    ) -> Entries:
+        """The entries at these slots and squared distances; values beyond `reach` are not in use."""
+        present = distance <= self.reach**2 if self.reach else jnp.isfinite(distance)
+        at = (jnp.arange(index.shape[0])[:, None, None], index)
+        return Entries(memory.keys[at], memory.values[at], (memory.visits[at] > 0) & present[..., None])
 
     def blend(
-        self, query: Float[Array, "query dim"], entries: Entries, present: Bool[Array, "table query k"]
+        self, query: Float[Array, "query dim"], entries: Entries
     ) -> tuple[Float[Array, "query action"], Bool[Array, "query action"]]:
         """Kernel-weighted means of the entries' values, and which actions have any. Gradients reach all inputs."""
         mean = jax.vmap(partial(kernel_mean, query, delta=self.delta))
-        q, known = mean(entries.key, entries.value, entries.known & present[..., None])
+        q, known = mean(entries.key, entries.value, entries.use)
         return _by_action(q), _by_action(known)
 
     def write(self, memory: DictionaryState, rows: Rows, now: Int[Array, ""]) -> tuple[DictionaryState, Slots]:
@@ -251,12 +256,6 @@ class Dictionary:
         if self.merge:
             return jnp.sum(jnp.square(key[:, None] - key[None, :]), axis=-1) <= self.merge**2
         return jnp.all(hashed[:, None] == hashed[None, :], axis=-1)
-
-
-def gather(memory: DictionaryState, index: Int[Array, "table query k"]) -> Entries:
-    """The entries at these slots."""
-    at = (jnp.arange(index.shape[0])[:, None, None], index)
-    return Entries(memory.keys[at], memory.values[at], memory.visits[at] > 0)
 
 
 def touch(memory: DictionaryState, index: Int[Array, "table query k"], now: Int[Array, ""]) -> DictionaryState:

@@ -207,12 +207,18 @@ class Graph:
 
         def look() -> GraphRead:
             near = nearest(memory.keys, memory.norms, query, self.neighbors)
-            present = near.distance <= self.reach**2 if self.reach else jnp.isfinite(near.distance)
-            use = (memory.q_visits[near.index] > 0) & present[..., None]
+            use = self.usable(memory, near.index, near.distance)
             q, known = kernel_mean(query, memory.keys[near.index], memory.q[near.index], use, self.delta)
             return GraphRead(near.index, near.distance, q, known)
 
         return once(look, memory.merges)
+
+    def usable(
+        self, memory: GraphState, index: Int[Array, "query k"], distance: Float[Array, "query k"]
+    ) -> Bool[Array, "query k action"]:
+        """Which values of these nodes, at these squared distances, a read averages."""
+        present = distance <= self.reach**2 if self.reach else jnp.isfinite(distance)
+        return (memory.q_visits[index] > 0) & present[..., None]
 
     def insert(
         self, memory: GraphState, key: Float[Array, "row dim"], now: Int[Array, ""], where: Bool[Array, "row"]
@@ -336,6 +342,12 @@ def live(memory: GraphState) -> Edges:
     edges = memory.edges
     next = _live(memory.generation, edges.next, memory.edge_generation)
     return Edges(next, edges.action, edges.reward, edges.visits)
+
+
+def leaving(memory: GraphState, node: Int[Array, "row"]) -> tuple[Int[Array, "row slot"], Int[Array, "row slot"]]:
+    """Where the edges of these nodes lead (-1: no edge), and by which actions."""
+    next = _live(memory.generation, memory.edges.next[node], memory.edge_generation[node])
+    return next, memory.edges.action[node]
 
 
 def touch(memory: GraphState, index: Int[Array, "*b"], now: Int[Array, ""]) -> GraphState:

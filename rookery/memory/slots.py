@@ -97,6 +97,8 @@ def fingerprint(x: Array) -> UInt[Array, "row 2"]:
     flat = x.reshape(x.shape[0], -1)
     if jnp.issubdtype(flat.dtype, jnp.floating):
         flat = jax.lax.bitcast_convert_type(flat.astype(jnp.float32) + 0.0, jnp.uint32)  # + 0: -0 equals 0
+    if flat.dtype == jnp.uint8 and flat.shape[1] % 4 == 0:
+        flat = jax.lax.bitcast_convert_type(flat.reshape(flat.shape[0], -1, 4), jnp.uint32)  # four pixels a word
     words = flat.astype(jnp.uint32)
     position = jnp.arange(words.shape[1], dtype=jnp.uint32)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,15 +14,18 @@ import pytest
 from compiled import copies
 from small import hasty_jit
 
-from rookery.algorithms.episodic import Act, Episodic, Write
+from rookery.algorithms.episodic import Act, Episodic, Learn, Write
+from rookery.algorithms.memory_actor import MemoryActor
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import Collect
+from rookery.mechanisms import frontier as frontiers
 from rookery.mechanisms.encode import Encoder
+from rookery.mechanisms.gnn import Gnn
 from rookery.mechanisms.reflect import Abstract, Reconstruct
 from rookery.memory import pending
-from rookery.memory.graph import TERMINAL, live
+from rookery.memory.graph import TERMINAL, Graph, Handle, Moves, live
 from rookery.nets.optimiser import Schedule
 from rookery.tasks.compiled.maze import Maze
 from rookery.training.compiled.program import Program
@@ -232,11 +236,23 @@ def jaxpr(algo: Episodic) -> str:
 
 def test_what_is_off_leaves_no_trace() -> None:
     plain = PRESETS["gq"]
-    off = replace(plain, reconstruct=Reconstruct("none", every=7, paths=5, backups=9), abstract=Abstract(nodes=3))
-    on = {jaxpr(replace(plain, reconstruct=Reconstruct("sweep", backups=9))), jaxpr(PRESETS["gbmr"])}
-    assert jaxpr(off) == jaxpr(plain) and jaxpr(plain) not in on and len(on) == 2
-    directed = replace(plain, acting=replace(plain.acting, explore="unseen"))
-    assert jaxpr(directed) != jaxpr(plain)
+    off = replace(
+        plain,
+        reconstruct=Reconstruct("none", every=7, paths=5, backups=9),
+        abstract=Abstract(nodes=3, gnn=Gnn(dim=3)),
+        actor=MemoryActor(width=3, entropy=0.5),
+        learn=Learn(batch=7, steps=3),
+    )
+    abstract = PRESETS["gbmr"].abstract
+    on = {
+        jaxpr(replace(plain, reconstruct=Reconstruct("sweep", backups=9))),
+        jaxpr(PRESETS["gbmr"]),
+        jaxpr(replace(PRESETS["gbmr"], abstract=replace(abstract, gnn=Gnn(steps=2)))),
+        *(jaxpr(replace(plain, actor=MemoryActor(kind))) for kind in ("a2c", "fused")),
+    }
+    assert jaxpr(off) == jaxpr(plain) and jaxpr(plain) not in on and len(on) == 5
+    directed = {jaxpr(replace(plain, acting=replace(plain.acting, explore=e))) for e in ("unseen", "frontier")}
+    assert jaxpr(plain) not in directed and len(directed) == 2
 
 
 @pytest.mark.parametrize("preset", ["q", "gq", "mfec"])
@@ -274,6 +290,47 @@ def test_choosing() -> None:
     assert set(np.asarray(directed.choose(key, q, legal, legal, jnp.float32(1.0))).tolist()) == {2}
     assert set(np.asarray(directed.choose(key, 0 * q, known, legal, none)).tolist()) == {2}, "unseen ones win ties"
     assert set(np.asarray(directed.choose(key, q, known, legal, none)).tolist()) == {0, 1}
+    steps = jnp.array([[3, 2, 1, 1]] * 400)
+    assert set(np.asarray(directed.choose(key, q, known, legal, none, steps)).tolist()) == {1}, "the nearer one of ties"
+    assert set(np.asarray(directed.choose(key, 0 * q, known, legal, none, steps)).tolist()) == {2}, "here is nearest"
+
+
+def test_a_frontier_leads_to_the_nearest_untried_action() -> None:
+    """A corridor 1 - 2 - 3 of two actions (back, on): only node 3 has not tried to go on."""
+    config = Graph(capacity=8, edges_per_node=2, neighbors=1)
+    rows = lambda *x: jnp.array(x, jnp.int32)  # noqa: E731
+    memory, node = config.insert(config.empty(1, 2), jnp.array([[1.0], [2.0], [3.0]]), jnp.int32(0), jnp.ones(3, bool))
+    one, two, three = np.asarray(node.node)
+    handle = lambda x: Handle(rows(x), jnp.zeros(1, jnp.int32))  # noqa: E731
+    at = Handle(rows(one, one, two, two, three), jnp.zeros(5, jnp.int32))
+    to = Handle(rows(one, two, one, three, two), jnp.zeros(5, jnp.int32))
+    action, yes = rows(0, 1, 0, 1, 0), jnp.ones(5, bool)
+    memory = config.connect(memory, at, Moves(action, jnp.zeros(5), ~yes, yes), to)
+    memory = config.learn(memory, at, action, jnp.zeros(5), yes)
+    memory = eqx.tree_at(lambda m: m.visits, memory, memory.visits + 1)
+    frontier, legal = frontiers.unexplored(8), jnp.ones((1, 2), bool)
+    for _ in range(3):
+        for left, entered in ((one, two), (two, three), (three, two)):
+            frontier = frontiers.leave(memory, frontier, handle(left), legal, handle(entered))
+    assert [int(frontier[x]) for x in (one, two, three)] == [2, 1, 0]
+    by_action = frontiers.steps_by_action(memory, frontier, rows(one, two, three))
+    assert np.asarray(by_action).tolist() == [[3, 2], [3, 1], [2, frontiers.FAR]]
+    # Where going on is not legal, nothing is left to try: distances grow.
+    frontier = frontiers.leave(memory, frontier, handle(three), legal.at[0, 1].set(False), handle(two))
+    assert int(frontier[three]) == 2
+
+
+def test_directed_exploration_sees_more_of_a_maze() -> None:
+    """Edges of a maze without a goal in reach, by what directs exploration."""
+    far = Maze(height=7, width=7, obstacles=4, bump="stay", limit=400, goal_reward=0.0)
+    found = {}
+    for explore in ("uniform", "unseen", "frontier"):
+        algo = replace(PRESETS["gq"], acting=Act(Schedule(0.03, 0.03), explore))
+        state, report = trained(algo, 350, far, seeds=(0, 1, 2))
+        found[explore] = float(np.mean(state.members.algo.view.memory.edge_count))
+        if explore != "uniform":
+            assert np.all(np.asarray(report.means["untried"].total) > 0)
+    assert found["frontier"] > 1.1 * found["unseen"] > 1.1 * found["uniform"], found
 
 
 # --- learning
@@ -308,6 +365,7 @@ def test_gradients_reach_encoder_keys_and_values() -> None:
         ({"reconstruct": Reconstruct("key_paths"), "memory": "graph"}, "key nodes"),
         ({"abstract": Abstract("gnn"), "memory": "graph"}, "abstract.method"),
         ({"reconstruct": Reconstruct("sweep")}, "algo.memory graph"),
+        ({"acting": Act(explore="frontier")}, "algo.memory graph"),
         ({"memory": "graph", "encoder": Encoder("mlp")}, "encoder.kind"),
         ({"encoder": Encoder("conv")}, "images"),
         ({"collect": Collect(envs=1, length=1, restart=True)}, "restart"),

@@ -242,7 +242,7 @@ def test_no_table_is_copied(tables: Any, merge: float, seeds: int) -> None:
         batch = eqx.tree_at(lambda b: b.action, batch, jnp.argmax(got.q, axis=1).astype(jnp.int32))
         memory = dictionary.touch(memory, got.index, now)
         memory, _ = config.write(memory, batch, now)
-        entries = dictionary.gather(memory, got.index)
+        entries = config.entries(memory, got.index, got.distance)
         return dictionary.shift(memory, got.index, 0.1 * entries.key, 0.1 * entries.value), got.q
 
     shape = (3, ROWS)
