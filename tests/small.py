@@ -33,7 +33,7 @@ SMALL_TASKS: dict[str, Any] = {
 def smallest(preset: str) -> str:
     """The cheapest of the small tasks that a preset can train on: who shares with those in range needs positions."""
     algo = PRESETS[preset]
-    if isinstance(algo, Episodic):
+    if isinstance(algo, Episodic) or (isinstance(algo, Q) and algo.remember.kind != "none"):
         return "maze/static"  # a memory agent is alone
     ranged = isinstance(algo, Q) and algo.share.partners == "range"
     return "mpe/simple_spread" if ranged else "matrix/climbing"

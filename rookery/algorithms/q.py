@@ -31,6 +31,7 @@ from rookery.core.types import (
 )
 from rookery.mechanisms import share
 from rookery.mechanisms.credit import Credit, Keys
+from rookery.mechanisms.remember import Remember, Remembered
 from rookery.mechanisms.share import Borrowed, Recent, Share
 from rookery.memory import replay
 from rookery.memory.learning import Replayed
@@ -76,6 +77,8 @@ class Found(eqx.Module):
 class QState(eqx.Module):
     learner: Learner
     store: Sequence
+    remembered: Remembered | None
+    """The memory that gives a second target."""
 
 
 @family(ALGORITHMS)
@@ -92,6 +95,7 @@ class Q:
     optimiser: Optimiser = field(default_factory=Optimiser)
     credit: Credit = field(default_factory=Credit)
     share: Share = field(default_factory=Share)
+    remember: Remember = field(default_factory=Remember)
     epsilon: Schedule = field(default_factory=lambda: Schedule(1.0, 0.05))
     """Probability of a random action while collecting."""
     gamma: Fraction = 0.99
@@ -124,6 +128,8 @@ class Q:
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
         same = self.net.weights == "shared" and not self.agent_id
         self.share.check(spec, individual=individual, same=same, tokens=self.net.kind == "transformer")
+        alone = self.mixer.kind == "none" and self.credit.kind == "none" and self.share.select == "none"
+        self.remember.check(spec, self.collect, alone=alone)
         if self.collect.shards > 1 and (self.credit.kind != "none" or self.share.select != "none"):
             raise ConfigError(
                 "algo.credit and algo.share choose among all transitions of a batch, which several shards do not see; "
@@ -147,6 +153,7 @@ class Q:
             collect=replace(self.collect, envs=2, length=min(self.collect.length, 8)),
             replay=replace(self.replay, capacity=8, batch=4, start=4, steps_per_sequence=1.0),
             target=replace(self.target, every=3),
+            remember=self.remember.small(),
         )
 
     def carry_interval(self, spec: Spec) -> int:
@@ -165,7 +172,8 @@ class Q:
         store = replay.empty(item, self.replay.capacity)
         opt = self._optimiser_state(online)
         recent = self.share.init(spec, stream(key, "share")) if self.share.select != "none" else None
-        return QState(Learner(online, online, opt, jnp.int32(0), self.replay.priorities(), recent), store)
+        remembered = self.remember.init(spec, self.collect.envs, stream(key, "remember"))
+        return QState(Learner(online, online, opt, jnp.int32(0), self.replay.priorities(), recent), store, remembered)
 
     def _optimiser_state(self, online: Weights) -> Any:
         if self.credit.kind == "none":
@@ -187,9 +195,9 @@ class Q:
         """The agents' network."""
         return self.policy(state)
 
-    def stores(self, state: QState) -> Sequence:
-        """The replay store."""
-        return state.store
+    def stores(self, state: QState) -> Any:
+        """The replay store, and the memory if there is one."""
+        return state.store if state.remembered is None else (state.store, state.remembered.memory)
 
     # -- acting -------------------------------------------------------------------------------------------------
     def act(
@@ -219,20 +227,28 @@ class Q:
     # -- learning -----------------------------------------------------------------------------------------------
     def update(self, spec: Spec, state: QState, rollout: Rollout, clock: Clock, key: Array) -> tuple[QState, Metrics]:
         """Store the rollout, then take the configured number of gradient steps."""
+        remembered, written = self.remember.write(spec, state.remembered, rollout, self.gamma, clock)
 
         def step(learner: Learner, batch: Sequence, draw: Draw, k: Array) -> tuple[Learner, Metrics]:
-            return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
+            return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k), remembered)
 
         replayed = Replayed(self.replay, self.collect)
         learner, store, metrics = replayed.update(state.learner, state.store, rollout, clock, key, step)
         metrics["epsilon"] = Mean.of(self.epsilon.at(clock.steps, clock.budget))
-        return QState(learner, store), metrics
+        return QState(learner, store, remembered), metrics | written
 
     def _gradient_step(
-        self, spec: Spec, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
+        self,
+        spec: Spec,
+        now: Learner,
+        batch: Sequence,
+        draw: Draw,
+        clock: Clock,
+        key: Keys,
+        remembered: Remembered | None,
     ) -> tuple[Learner, Metrics]:
         def loss(online: Weights) -> tuple[Mean, tuple[Found, Metrics]]:
-            return self._loss(spec, online, now, batch, draw, clock, key)
+            return self._loss(spec, online, now, batch, draw, clock, key, remembered)
 
         grads, (found, metrics) = shards.mean_gradient(loss, now.online)
         online, opt = self._move(now, grads, clock)
@@ -274,7 +290,15 @@ class Q:
         return td.take(q[:-1], batch.action)
 
     def _loss(
-        self, spec: Spec, online: Weights, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
+        self,
+        spec: Spec,
+        online: Weights,
+        now: Learner,
+        batch: Sequence,
+        draw: Draw,
+        clock: Clock,
+        key: Keys,
+        remembered: Remembered | None,
     ) -> tuple[Mean, tuple[Found, Metrics]]:
         """Mean squared TD error over real transitions."""
         q_i, v_i = self._read(spec, online, now.target, batch)
@@ -289,6 +313,10 @@ class Q:
         metrics = Mean.of_each({"loss": draw.weigh((q_tm1 - targets) ** 2), **values}, valid)
         squared = metrics["loss"]
         found = Found(draw.sizes(q_tm1, targets, valid), None, None)
+        if remembered is not None:
+            squares, about = self.remember.penalty(spec, remembered, batch.step, batch.action, q_tm1, valid)
+            squared = Mean(squared.total + Mean.of(draw.weigh(squares), valid).total, squared.weight)
+            metrics |= about
         if self.credit.kind == "none" and self.share.select == "none":
             return squared, (found, metrics)
         mine, squares, counts, about = self.credit.learn(mix, q_i, v_i, q_tm1 - targets, batch, self.gamma, clock, key)
