@@ -45,7 +45,7 @@ def smallest(preset: str) -> str:
     algo = PRESETS[preset]
     if reads_images(algo):
         return "screens"
-    if isinstance(algo, Episodic):
+    if isinstance(algo, Episodic) or (isinstance(algo, Q) and algo.remember.kind != "none"):
         return "maze/static"  # a memory agent is alone
     ranged = isinstance(algo, Q) and algo.share.partners == "range"
     return "mpe/simple_spread" if ranged else "matrix/climbing"

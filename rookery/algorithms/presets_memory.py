@@ -12,12 +12,18 @@ from rookery.core.types import Collect
 from rookery.mechanisms.encode import Encoder, Vae
 from rookery.mechanisms.gnn import Gnn
 from rookery.mechanisms.reflect import Abstract, Reconstruct
+from rookery.mechanisms.remember import Remember
 from rookery.memory.dictionary import Dictionary
 from rookery.memory.graph import Graph
 from rookery.nets.optimiser import Optimiser, Schedule
 
 # Prioritized replay (Schaul et al. 2016) on our own DQN.
 PRESETS["per"] = replace(PRESETS["dqn"], replay=replace(PRESETS["dqn"].replay, priority=0.6, importance=0.4))
+
+# A second target from what is remembered, on our own DQN: the best return (EMDQN, Lin et al. 2018; their weight), and
+# values propagated backward over a graph of states (ERLAM, Zhu et al. 2020).
+PRESETS["emdqn"] = replace(PRESETS["dqn"], remember=Remember("best", weight=0.1))
+PRESETS["erlam"] = replace(PRESETS["dqn"], remember=Remember("graph", weight=0.1))
 
 # -- tables ---------------------------------------------------------------------------------------------------------
 # A table is a memory that reads the very state or nothing. One environment, a memory that is up to date at every step.

@@ -33,6 +33,7 @@ from rookery.core.types import (
 from rookery.mechanisms import share
 from rookery.mechanisms.augment import check_shift, shifted
 from rookery.mechanisms.credit import Credit, Keys
+from rookery.mechanisms.remember import Remember, Remembered
 from rookery.mechanisms.share import Borrowed, Recent, Share
 from rookery.mechanisms.values import Aims, Values
 from rookery.memory import replay
@@ -80,6 +81,8 @@ class Found(eqx.Module):
 class QState(eqx.Module):
     learner: Learner
     store: Store
+    remembered: Remembered | None
+    """The memory that gives a second target."""
 
 
 @family(ALGORITHMS)
@@ -97,6 +100,7 @@ class Q:
     credit: Credit = field(default_factory=Credit)
     share: Share = field(default_factory=Share)
     values: Values = field(default_factory=Values)
+    remember: Remember = field(default_factory=Remember)
     epsilon: Schedule = field(default_factory=lambda: Schedule(1.0, 0.05))
     """Probability of a random action while collecting."""
     gamma: Fraction = 0.99
@@ -137,8 +141,9 @@ class Q:
         same = self.net.weights == "shared" and not self.agent_id
         self.share.check(spec, individual=individual, same=same, tokens=self.net.kind == "transformer")
         plain = self.credit.kind == "none" and self.share.select == "none"
-        alone = plain and self.mixer.kind == "none" and not self.huber and not self.td_lambda
-        self.values.check(self.net, alone=alone)
+        alone = plain and self.mixer.kind == "none"
+        self.values.check(self.net, alone=alone and not self.huber and not self.td_lambda)
+        self.remember.check(spec, self.collect, alone=alone and not self.values.atoms)
         check_shift(spec, self.shift)
         self._check_n_step()
         if self.huber and not plain:
@@ -177,6 +182,7 @@ class Q:
             collect=replace(self.collect, envs=2, length=min(self.collect.length, 8)),
             replay=replace(self.replay, capacity=8, batch=4, start=4, steps_per_sequence=1.0),
             target=replace(self.target, every=3),
+            remember=self.remember.small(),
         )
 
     def carry_interval(self, spec: Spec) -> int:
@@ -193,9 +199,9 @@ class Q:
         replayed = self._replayed(spec)
         opt = self._optimiser_state(online)
         recent = self.share.init(spec, stream(key, "share")) if self.share.select != "none" else None
-        return QState(
-            Learner(online, online, opt, jnp.int32(0), replayed.priorities(), recent), replayed.empty(self.net.hidden)
-        )
+        remembered = self.remember.init(spec, self.collect.envs, stream(key, "remember"))
+        learner = Learner(online, online, opt, jnp.int32(0), replayed.priorities(), recent)
+        return QState(learner, replayed.empty(self.net.hidden), remembered)
 
     def _optimiser_state(self, online: Weights) -> Any:
         if self.credit.kind == "none":
@@ -220,9 +226,9 @@ class Q:
         """The agents' network."""
         return self.policy(state)
 
-    def stores(self, state: QState) -> Store:
-        """The replay store."""
-        return state.store
+    def stores(self, state: QState) -> Any:
+        """The replay store, and the memory if there is one."""
+        return state.store if state.remembered is None else (state.store, state.remembered.memory)
 
     # -- acting -------------------------------------------------------------------------------------------------
     def act(
@@ -256,22 +262,30 @@ class Q:
     # -- learning -----------------------------------------------------------------------------------------------
     def update(self, spec: Spec, state: QState, rollout: Rollout, clock: Clock, key: Array) -> tuple[QState, Metrics]:
         """Store the rollout, then take the configured number of gradient steps."""
+        remembered, written = self.remember.write(spec, state.remembered, rollout, self.gamma, clock)
 
         def step(learner: Learner, batch: Sequence, draw: Draw, k: Array) -> tuple[Learner, Metrics]:
-            return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k))
+            return self._gradient_step(spec, learner, batch, draw, clock, partial(stream, key, t=k), remembered)
 
         replayed = self._replayed(spec)
         learner, store, metrics = replayed.update(state.learner, state.store, rollout, clock, key, step)
         metrics["epsilon"] = Mean.of(self.epsilon.at(clock.steps, clock.budget))
-        return QState(learner, store), metrics
+        return QState(learner, store, remembered), metrics | written
 
     def _gradient_step(
-        self, spec: Spec, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
+        self,
+        spec: Spec,
+        now: Learner,
+        batch: Sequence,
+        draw: Draw,
+        clock: Clock,
+        key: Keys,
+        remembered: Remembered | None,
     ) -> tuple[Learner, Metrics]:
         batch, about = shifted(batch, self.shift, key)
 
         def loss(online: Weights) -> tuple[Mean, tuple[Found, Metrics]]:
-            return self._loss(spec, online, now, batch, draw, clock, key)
+            return self._loss(spec, online, now, batch, draw, clock, key, remembered)
 
         grads, (found, metrics) = shards.mean_gradient(loss, now.online)
         online, opt = self._move(now, grads, clock)
@@ -324,7 +338,15 @@ class Q:
         return td.take(q[:-1], batch.action)
 
     def _loss(
-        self, spec: Spec, online: Weights, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
+        self,
+        spec: Spec,
+        online: Weights,
+        now: Learner,
+        batch: Sequence,
+        draw: Draw,
+        clock: Clock,
+        key: Keys,
+        remembered: Remembered | None,
     ) -> tuple[Mean, tuple[Found, Metrics]]:
         """Mean squared TD error over real transitions, or what stands for it."""
         agent = online.agent
@@ -354,6 +376,10 @@ class Q:
         metrics = Mean.of_each({"loss": draw.weigh(errors), **values}, valid)
         metrics |= self.values.metrics(agent, y, batch.filled)
         squared, found = metrics["loss"], Found(sizes, None, None)
+        if remembered is not None:
+            squares, about = self.remember.penalty(spec, remembered, batch.step, batch.action, q_tm1, valid)
+            squared = Mean(squared.total + Mean.of(draw.weigh(squares), valid).total, squared.weight)
+            metrics |= about
         if self.credit.kind == "none" and self.share.select == "none":
             return squared, (found, metrics)
         mine, squares, counts, about = self.credit.learn(mix, q_i, v_i, q_tm1 - targets, batch, self.gamma, clock, key)

@@ -17,6 +17,7 @@ from rookery.algorithms.q import Q, QState, Replay
 from rookery.core.errors import ConfigError
 from rookery.core.types import Clock, Collect, Rollout
 from rookery.mechanisms.credit import Credit
+from rookery.mechanisms.remember import Remember
 from rookery.mechanisms.share import Share
 from rookery.mechanisms.values import Values
 from rookery.nets.agent import Net
@@ -94,6 +95,7 @@ NEUTRAL: dict[str, Q] = {
     "share on differ": replace(DIFFER, share=OTHER_SHARE),
     "credit": replace(PLAIN, credit=OTHER_CREDIT),
     "priority": replace(PLAIN, replay=replace(PLAIN.replay, importance=0.9)),
+    "remember": replace(PLAIN, remember=Remember(weight=0.5, capacity=7, dim=3, length=5)),
     "heads": replace(PLAIN, net=replace(PLAIN.net, heads=1)),
     "atoms": replace(PLAIN, values=Values(low=-1.0, high=3.0)),
 }

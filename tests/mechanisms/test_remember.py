@@ -1,0 +1,143 @@
+"""The second target of EMDQN and ERLAM: what is remembered of a stream worked out by hand, programs, learning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import hasty_jit
+
+from rookery.algorithms.q import Q
+from rookery.core.errors import ConfigError
+from rookery.core.registry import PRESETS, TASKS
+from rookery.core.types import Clock, Collect, Rollout, Step
+from rookery.mechanisms.remember import Remember
+from rookery.nets.optimiser import Schedule
+from rookery.tasks.compiled.maze import Maze
+from rookery.training.compiled.program import Program
+from rookery.training.config import RunConfig
+
+# Only the two moves that lead nearer to the goal are worth anything, and a wrong one costs two steps.
+MAZE = Maze(height=4, width=4, obstacles=2, bump="stay", limit=40, observation="onehot", goal_reward=1.0)
+SPEC = replace(MAZE.spec, obs_shape=(4,))
+GAMMA = 0.5
+A, B, C, END = 0, 1, 2, 3
+EPISODES = [[(A, 0, 0.0), (B, 0, 0.0)], [(C, 0, 0.0), (B, 1, 1.0)], [(A, 0, 0.0), (B, 0, 0.0)], [(C, 2, 0.0)] * 4]
+"""(state, action, its reward); each ends at a terminal state. A leads to B, from where only action 1 pays."""
+
+
+def stream_of(episodes: list[list[tuple[int, int, float]]]) -> Rollout:
+    """The episodes one after the other, in one environment."""
+    rows: list[tuple[int, float, float, bool, bool]] = []
+    actions, filled = [], []
+    for episode in episodes:
+        rows.append((episode[0][0], 0.0, 1.0, True, False))
+        for i, (_, action, reward) in enumerate(episode):
+            last = i + 1 == len(episode)
+            rows.append((END if last else episode[i + 1][0], reward, 0.0 if last else 1.0, False, last))
+            actions += [action, 0] if last else [action]
+            filled += [True, False] if last else [True]
+    state, reward, discount, first, last = (np.array(column) for column in zip(*rows, strict=True))
+    n, pair = len(rows), (len(rows), 1, 1)
+    step = Step(
+        obs=jnp.eye(4)[state].reshape(n, 1, 1, 4),
+        state=jnp.zeros((n, 1, 0)),
+        legal=jnp.ones((n, 1, 1, 4), bool),
+        alive=jnp.ones(pair, bool),
+        reward=jnp.asarray(reward, jnp.float32).reshape(pair),
+        discount=jnp.asarray(discount, jnp.float32).reshape(pair),
+        first=jnp.asarray(first).reshape(n, 1),
+        last=jnp.asarray(last).reshape(n, 1),
+        success=jnp.zeros((n, 1)),
+    )
+    actions = jnp.array(actions[:-1], jnp.int32).reshape(-1, 1, 1)
+    return Rollout(step, actions, {}, (), jnp.array(filled[:-1]).reshape(-1, 1))
+
+
+def remembered(config: Remember) -> tuple[Any, dict[tuple[int, int], float]]:
+    """The memory after the episodes, and the value of each state and action that it knows."""
+    rollout, clock = stream_of(EPISODES), Clock(jnp.int32(0), jnp.uint32(0), jnp.float32(100))
+    pairs = [(state, action) for state in (A, B, C) for action in range(4)]
+    state, action = (jnp.array(x) for x in zip(*pairs, strict=True))
+    asked = jax.tree.map(lambda x: jnp.repeat(x[:2], len(pairs), axis=1), rollout.step)
+    asked = replace(asked, obs=jnp.eye(4)[jnp.stack([state, state])][:, :, None])
+
+    def build() -> Any:
+        kept, _ = config.write(SPEC, config.init(SPEC, 1, jax.random.PRNGKey(0)), rollout, GAMMA, clock)
+        # Far from all values, so that none of them looks as if it were not known.
+        q, valid = jnp.full((1, len(pairs), 1), -10.0), jnp.ones((1, len(pairs), 1), bool)
+        return kept, *config.penalty(SPEC, kept, asked, action.reshape(1, -1, 1), q, valid)
+
+    kept, squares, about = hasty_jit(build)()
+    value = np.sqrt(np.asarray(squares[0, :, 0]) / config.weight) - 10.0
+    found = {pair: round(float(v), 4) for pair, v in zip(pairs, value, strict=True) if v > -9.0}
+    assert float(about["remember/known"].value) == pytest.approx(len(found) / len(pairs))
+    assert float(about["remember/target"].value) == pytest.approx(np.mean(list(found.values())), abs=1e-4)
+    return kept, found
+
+
+def test_the_best_return_is_remembered() -> None:
+    kept, found = remembered(Remember("best", weight=0.3, capacity=16, dim=8, length=8))
+    assert found == {(A, 0): 0.0, (B, 0): 0.0, (B, 1): 1.0, (C, 0): GAMMA, (C, 2): 0.0}
+    assert int(kept.memory.count[0]) == 3 and int(kept.memory.evictions) == 0
+
+
+def test_a_graph_joins_what_episodes_found() -> None:
+    """No episode went from A to the reward; the third propagates what the second found at B."""
+    kept, found = remembered(Remember("graph", weight=0.3, capacity=16, dim=8, length=8))
+    # C, 2 led three times back to C, whose best value is gamma, and once to the end.
+    assert found == {(A, 0): GAMMA, (B, 0): 0.0, (B, 1): 1.0, (C, 0): GAMMA, (C, 2): 3 / 4 * GAMMA**2}
+    assert int(kept.memory.nodes) == 3
+
+
+def small(preset: str, **changes: Any) -> Q:
+    algo = replace(PRESETS[preset], collect=Collect(envs=4, length=8), epsilon=Schedule(1.0, 0.05, steps=1500))
+    algo = replace(algo, replay=replace(algo.replay, capacity=256, batch=16, start=16, steps_per_sequence=0.5))
+    return replace(algo, remember=replace(algo.remember, **{"capacity": 64, "dim": 8, "length": 16, **changes}))
+
+
+def program(algo: Q) -> str:
+    program = Program(RunConfig("", "maze", algo, MAZE, 3000, (0,)))
+    return str(jax.make_jaxpr(partial(program.chunk, iterations=1))(jax.eval_shape(program.init)))
+
+
+def test_every_value_changes_the_program_unless_it_is_off() -> None:
+    off = program(small("emdqn", kind="none", weight=0.7, dim=3))
+    assert off == program(small("dqn"))
+    on = {program(small("emdqn", **x)) for x in ({}, {"kind": "graph"}, {"weight": 0.5}, {"length": 8})}
+    assert off not in on and len(on) == 4
+
+
+@pytest.mark.parametrize("preset", ["emdqn", "erlam"])
+def test_values_are_learned_sooner(preset: str) -> None:
+    """After the same gradient steps values are nearer to those of the best way than without a memory."""
+
+    def value(algo: Q) -> tuple[np.ndarray, Any]:
+        program = Program(RunConfig("", "maze", algo, MAZE, 3000, (0, 1)))
+        state = hasty_jit(program.init)()
+        _, report = hasty_jit(partial(program.chunk, iterations=30), donate_argnums=0)(state)
+        mean = report.means["q_taken"]
+        return np.asarray(mean.total / mean.weight), report.means
+
+    (plain, _), (taught, means) = value(small("dqn")), value(small(preset, weight=1.0))
+    assert np.all(taught > 1.5 * plain) and np.all(taught < 1.0)
+    known, target = (np.asarray(x.total / x.weight) for x in (means["remember/known"], means["remember/target"]))
+    assert np.all(known > 0.9) and np.all((target > 0.3) & (target < 1.0))
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "word"),
+    [
+        ("mpe/simple_spread", {}, "one agent"),
+        ("maze/static", {"collect": Collect(envs=4, restart=True)}, "restart False"),
+        ("maze/static", {"remember": Remember("best", capacity=16)}, "capacity"),
+    ],
+)
+def test_what_does_not_fit_is_refused(task: str, change: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        replace(PRESETS["emdqn"], **change).check(TASKS[task].spec)
