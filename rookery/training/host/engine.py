@@ -39,11 +39,11 @@ class HostEngine:
 
     def __init__(self, config: RunConfig, begun: Layout | None = None) -> None:
         self.config = config
-        self.layout = _layout(begun)
+        self.layout = host_layout("host", begun)
         self.program = program = HostProgram(config)
         self.shapes: RunState = program.shapes
         self.notes: tuple[str, ...] = ()
-        self._player = Player(program, self._open)
+        self.player = Player(program, self._open)
         self._tapes: tuple[Any, ...] = ()
         self._restarts = 0
         self._report = jit(program.report, once=True)
@@ -84,7 +84,7 @@ class HostEngine:
 
     def prepare(self, *, fresh: bool, iterations: int = 0) -> None:
         """Compile, choose between this process and workers, and open the environments."""
-        for executable in (self._act, self._learn, self._player.executable()):
+        for executable in (self._act, self._learn, self.player.executable()):
             executable.wait()
         _ = self._collector
         choice = self._choice
@@ -137,7 +137,7 @@ class HostEngine:
         m = state.members
         keys = jnp.stack([stream(key, "evaluate", state.iteration) for key in m.key])
         when = (state.iteration, m.steps, state.budget)
-        episodes = self._player.play(m.algo, m.swept, keys, when, live=True)
+        episodes = self.player.play(m.algo, m.swept, keys, when, live=True)
         best = self._keep_best(replace(m, worlds=()), episodes)
         return eqx.tree_at(lambda s: (s.members.best, s.members.best_score), state, best), episodes
 
@@ -149,7 +149,7 @@ class HostEngine:
         """Greedy episodes of every member's last and best policy."""
         when = (policies.iteration, policies.steps, policies.budget)
         sources = {"last": policies.last, "best": policies.best}
-        return {name: self._player.play(source, policies.swept, keys, when) for name, source in sources.items()}
+        return {name: self.player.play(source, policies.swept, keys, when) for name, source in sources.items()}
 
     def profile(self) -> list[Timing]:
         """Seconds of the pieces of one iteration, and of an evaluation."""
@@ -176,7 +176,7 @@ class HostEngine:
 
     def close(self) -> None:
         """Close all environments."""
-        self._player.close()
+        self.player.close()
         if "_collector" in vars(self):
             self._collector.close()
 
@@ -197,8 +197,9 @@ class HostEngine:
         return RunState(members, shared.iteration, shared.budget)
 
 
-def _layout(begun: Layout | None) -> Layout:
-    here = Layout("host", jax.default_backend(), 1, 1)
+def host_layout(engine: str, begun: Layout | None) -> Layout:
+    """The layout of a run outside XLA; raises `RunError` if it was begun on another."""
+    here = Layout(engine, jax.default_backend(), 1, 1)
     if begun is not None and begun != here:
         raise RunError(
             f"this run was begun on {begun.engine} {begun.platform}, but this process computes on {here.platform}: its "
