@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from pictures import Pictures
+from small import smallest
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
@@ -40,7 +42,8 @@ def costs_of(preset: str) -> dict[str, int]:
         algo.check(TASKS[TASK].spec)
     except ConfigError:
         task = ALONE
-    program = Program(RunConfig(preset, task, algo, TASKS[task]))
+    atari = smallest(preset) == "test/pictures"
+    program = Program(RunConfig(preset, task, algo, Pictures(size=84, channels=4) if atari else TASKS[task]))
     traced = jax.make_jaxpr(partial(program.chunk, iterations=1))(jax.eval_shape(program.init))
     return {name: int(n) for name, n in sorted(count(traced.jaxpr).items())}
 

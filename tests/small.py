@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from pictures import Pictures
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
 from rookery.algorithms.episodic import Episodic
+from rookery.algorithms.ppo import PPO
 from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS, TASKS
 from rookery.tasks.compiled.maze import Maze
@@ -27,6 +29,7 @@ SMALL_TASKS: dict[str, Any] = {
     "matrix/climbing": TASKS["matrix/climbing"],
     "maze/static": Maze(height=3, width=3, obstacles=1, limit=3),
     "mpe/simple_spread": Mpe(agents=2, limit=3),
+    "test/pictures": Pictures(),
 }
 
 
@@ -35,6 +38,8 @@ def smallest(preset: str) -> str:
     algo = PRESETS[preset]
     if isinstance(algo, Episodic):
         return "maze/static"  # a memory agent is alone
+    if isinstance(algo, PPO) and algo.actor.encoder.kind != "none":
+        return "test/pictures"
     ranged = isinstance(algo, Q) and algo.share.partners == "range"
     return "mpe/simple_spread" if ranged else "matrix/climbing"
 

@@ -308,11 +308,6 @@ class PPO:
         """Weights, optimiser statistics and return statistics."""
         return state.nets, state.opt, state.returns
 
-    def with_common(self, state: PPOState, common: Common) -> PPOState:
-        """The state with a copy of them."""
-        nets, opt, returns = common
-        return replace(state, nets=nets, opt=opt, returns=returns)
-
     def gradient(
         self, spec: Spec, state: PPOState, rollout: Rollout, clock: Clock, key: Array
     ) -> tuple[PPOState, tuple[Weights, normalise.Running], Metrics]:

@@ -355,11 +355,7 @@ class GradientAlgorithm(Algorithm[A], Protocol[A]):
     """An algorithm that takes one gradient step for each rollout, so that it can be taken on weights elsewhere."""
 
     def common(self, state: A) -> Arrays:
-        """What all learners share: weights, statistics of the optimiser and of returns."""
-        ...
-
-    def with_common(self, state: A, common: Arrays) -> A:
-        """The state of a learner that has copied what is shared."""
+        """The part of a state that all learners share: weights, statistics of the optimiser and of returns."""
         ...
 
     def gradient(self, spec: Spec, state: A, rollout: Rollout, clock: Clock, key: Array) -> tuple[A, Arrays, Metrics]:

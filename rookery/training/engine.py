@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, state: RunState) -> tuple[RunState, Episodes]:
-        """Greedy episodes of every member; the state keeps each member's best policy."""
+        """Episodes of every member; the state keeps each member's best policy."""
         ...
 
     def policies(self, state: RunState) -> Policies:
@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     def play(self, policies: Policies, keys: Array) -> dict[str, Episodes]:
-        """`evaluation.episodes` greedy episodes of every member's last and best policy.
+        """`evaluation.episodes` episodes of every member's last and best policy.
 
         Both play the same start states, drawn from the member's entry of `keys` [member, 2].
         """

@@ -48,10 +48,18 @@ class LearnerProgram:
         """Shapes of what learners share."""
         return self.algo.common(self.states)
 
+    @cached_property
+    def _places(self) -> list[int]:
+        """Which leaves of a state are shared."""
+        count = self.host.structure.num_leaves
+        return jax.tree.leaves(self.algo.common(jax.tree.unflatten(self.host.structure, range(count))))
+
     def copied(self, leaves: Sequence[Any], common: Sequence[Any]) -> Leaves:
-        """A learner's state with a copy of what is shared."""
-        state = jax.tree.unflatten(self.host.structure, leaves)
-        return tuple(jax.tree.leaves(self.algo.with_common(state, self._common(common))))
+        """The leaves of a learner's state with a copy of what is shared."""
+        found = list(leaves)
+        for place, leaf in zip(self._places, common, strict=True):
+            found[place] = leaf
+        return tuple(found)
 
     def _common(self, leaves: Sequence[Any]) -> Arrays:
         return jax.tree.unflatten(jax.tree.structure(self.commons), leaves)

@@ -19,7 +19,17 @@ from rookery.training.config import RunConfig
 from rookery.training.host.packing import Packing
 from rookery.training.host.records import Acting, Leaves, Progress, Shared, Tape
 from rookery.training.host.worlds import HostWorlds, capacity, digest, fold
-from rookery.training.state import ChunkReport, Episodes, Member, Policies, RunState, member_infos, score, swept_values
+from rookery.training.state import (
+    ChunkReport,
+    Episodes,
+    Member,
+    Policies,
+    RunState,
+    confirmed,
+    member_infos,
+    score,
+    swept_values,
+)
 
 
 @dataclass(frozen=True)
@@ -266,17 +276,17 @@ class HostProgram:
         return over_members(chunk_report, *_members_first(of_iterations))
 
     # -- policies -----------------------------------------------------------------------------------------------
-    def keep_best(self, members: Member, episodes: Episodes) -> tuple[Arrays, Array]:
-        """Each member's best policy and its score, after these episodes."""
+    def keep_best(self, members: Member, looks: tuple[Episodes, Episodes]) -> tuple[Arrays, Array]:
+        """Each member's best policy and its score, after the episodes of an evaluation and of a second look."""
 
-        def one(swept: Any, state: Arrays, best: Arrays, best_score: Array, episodes: Episodes) -> tuple[Arrays, Array]:
-            mean = jnp.mean(score(self.spec, episodes))
-            better = mean >= best_score  # of equals the latest: on a plateau it has learned more
+        def one(swept: Any, state: Arrays, best: Arrays, before: Array, first: Episodes, second: Episodes) -> Any:
+            means = jnp.stack([jnp.mean(score(self.spec, look)) for look in (first, second)])
+            better, mean = confirmed(means, before)
             taken = self.algo(swept).snapshot(state)
             kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), taken, best)
-            return kept, jnp.maximum(mean, best_score)
+            return kept, jnp.where(better, mean, before)
 
-        return over_members(one, members.swept, members.algo, members.best, members.best_score, episodes)
+        return over_members(one, members.swept, members.algo, members.best, members.best_score, *looks)
 
     def policies(self, state: RunState) -> Policies:
         """Everything that acting needs of a run."""
