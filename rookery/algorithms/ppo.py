@@ -43,6 +43,10 @@ class PPOState(eqx.Module):
     probe: probe.ProbeSet | None
 
 
+Common = tuple[Weights, dict[str, Any], normalise.Running]
+"""What asynchronous learners share."""
+
+
 @family(ALGORITHMS)
 @dataclass(frozen=True)
 class PPO:
@@ -123,6 +127,25 @@ class PPO:
             raise ConfigError("algo.explore.parameter_noise works with --algo.order simultaneous only.")
         if self.collect.restart:
             raise ConfigError("algo.collect.restart is for replayed episodes; PPO continues where its rollout ended.")
+        if self.collect.learners:
+            self._check_learners()
+
+    def _check_learners(self) -> None:
+        """Refuse what is more than one gradient step for each rollout."""
+        needed = {
+            "algo.epochs 1": self.epochs == 1,
+            "algo.minibatches 1": self.minibatches == 1,
+            "algo.order simultaneous": self.order == "simultaneous",
+            "algo.hyper.generate none": self.hyper.generate == "none",
+            "algo.explore.parameter_noise 0": self.explore.parameter_noise == 0,
+            "algo.probe.states 0": self.probe.states == 0,
+        }
+        missing = [f"--{setting}" for setting, given in needed.items() if not given]
+        if missing:
+            raise ConfigError(
+                "algo.collect.learners: asynchronous learners take one gradient step for each rollout; set "
+                f"{' '.join(missing)}."
+            )
 
     def shard(self) -> PPO:
         """The algorithm of one of `collect.shards` shards."""
@@ -280,6 +303,26 @@ class PPO:
         state = replace(state, nets={**state.nets, "actor": weights}, opt={**state.opt, "actor": opt})
         return state, steps, {**critic.summed().metrics(), "happo_factor": factor}
 
+    # -- one gradient step, taken where other learners take theirs (A3C, Mnih et al. 2016) ----------------------
+    def common(self, state: PPOState) -> Common:
+        """Weights, optimiser statistics and return statistics."""
+        return state.nets, state.opt, state.returns
+
+    def gradient(
+        self, spec: Spec, state: PPOState, rollout: Rollout, clock: Clock, key: Array
+    ) -> tuple[PPOState, tuple[Weights, normalise.Running], Metrics]:
+        """Gradients of a rollout, and how it changes the return statistics."""
+        batch, carries, after, spread = self._prepare(spec, state, rollout, self.carry_interval(spec))
+        grads, metrics = self._gradients(spec, state.nets, batch, carries, tuple(state.opt))
+        metrics["check/first_ratio_error"] = metrics.pop("ratio_error")
+        change = jax.tree.map(jnp.subtract, after.returns, state.returns)
+        return after, (grads, change), {**metrics, **_norms(grads), "advantage_std": spread}
+
+    def apply(self, common: Common, gradient: tuple[Weights, normalise.Running], clock: Clock) -> Common:
+        """One optimiser step."""
+        (nets, opt, returns), (grads, change) = common, gradient
+        return *self._stepped(nets, opt, grads, clock), jax.tree.map(jnp.add, returns, change)
+
     def _prepare(
         self, spec: Spec, state: PPOState, rollout: Rollout, rows: int
     ) -> tuple[Batch, Carries, PPOState, Mean]:
@@ -301,11 +344,17 @@ class PPO:
         self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, trained: tuple[str, ...]
     ) -> tuple[PPOState, Packed]:
         grads, metrics = self._gradients(spec, state.nets, batch, carries, trained)
-        nets, opt = dict(state.nets), dict(state.opt)
+        nets, opt = self._stepped(state.nets, state.opt, grads, clock)
+        return replace(state, nets=nets, opt=opt), Packed.of(metrics | _norms(grads))
+
+    def _stepped(
+        self, nets: Weights, opt: dict[str, Any], grads: Weights, clock: Clock
+    ) -> tuple[Weights, dict[str, Any]]:
+        """Weights and optimiser states after one step of the groups that have gradients."""
+        nets, opt = dict(nets), dict(opt)
         for name, grad in grads.items():
             nets[name], opt[name] = self._optimiser(name).step(nets[name], grad, opt[name], clock.progress)
-            metrics[f"grad_norm_{name}"] = Mean.of(norm(grad))
-        return replace(state, nets=nets, opt=opt), Packed.of(metrics)
+        return nets, opt
 
     def _gradients(
         self, spec: Spec, nets: Weights, batch: Batch, carries: Carries, trained: tuple[str, ...]
@@ -350,3 +399,7 @@ class PPO:
                 total = total + weight * penalty.value * policy.weight
         metrics["ratio_error"] = worst
         return Mean(total, policy.weight), metrics
+
+
+def _norms(grads: Weights) -> Metrics:
+    return {f"grad_norm_{name}": Mean.of(norm(grad)) for name, grad in grads.items()}

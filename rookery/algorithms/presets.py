@@ -18,6 +18,7 @@ from rookery.mechanisms.hyper import Hyper
 from rookery.mechanisms.share import Share
 from rookery.memory.replay import Replay
 from rookery.nets.agent import Net
+from rookery.nets.encoder import Encoder
 from rookery.nets.mixers import Mixer
 from rookery.nets.optimiser import Optimiser, Schedule
 from rookery.nets.target import Target
@@ -155,6 +156,33 @@ PRESETS["a2c"] = replace(
     minibatches=1,
     gae_lambda=1.0,
 )
+# A3C (Mnih et al. 2016): the same gradients, by learners that do not wait for each other, with shared RMSprop
+# statistics. Two learners, one for each of our two cores; each takes steps of its own, so that they are twice as many.
+PRESETS["a3c"] = replace(
+    PRESETS["a2c"],
+    optimiser=replace(PRESETS["a2c"].optimiser, kind="rmsprop"),
+    collect=Collect(envs=32, length=8, learners=2),
+)
+# A2C's published settings for Atari (OpenAI's Baselines, after Mnih et al. 2016). Actor and critic have encoders of
+# their own, not a common one, and their gradients are limited one by one.
+_atari_net = Net("mlp", layers=0, encoder=Encoder("nature", width=512))
+PRESETS["a2c_atari"] = PPO(
+    actor=_atari_net,
+    critic=_atari_net,
+    value=Value(sees="obs", loss="mse", clip=0.0, weight=0.5, normalise="none"),
+    collect=Collect(envs=16, length=5),
+    optimiser=Optimiser("rmsprop", lr=7e-4, decay="linear", clip=0.5, eps=1e-5, rms_decay=0.99),
+    gamma=0.99,
+    gae_lambda=1.0,
+    clip=0.0,
+    epochs=1,
+    minibatches=1,
+    entropy=0.01,
+    advantages="raw",
+    agent_id=False,
+)
+# The paper has sixteen learners of one environment each: --algo.collect.learners 16.
+PRESETS["a3c_atari"] = replace(PRESETS["a2c_atari"], collect=Collect(envs=16, length=5, learners=2))
 
 # The on-policy code base's script for MPE simple_spread (Yu et al. 2022), but feed-forward (its mappo, not rmappo). The
 # script's --use_ReLU switches ReLU off.

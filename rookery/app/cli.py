@@ -93,7 +93,7 @@ class Show(Imports):
 
 @dataclass(frozen=True)
 class Eval(Imports):
-    """Play greedy episodes with the policies of a run and print their scores."""
+    """Play episodes with the policies of a run and print their scores."""
 
     run: RunName
     """Path, name or unique beginning of the name of a run."""
@@ -101,6 +101,8 @@ class Eval(Imports):
     """Episodes of each seed."""
     checkpoint: Literal["best", "last"] = "best"
     """Which policy of each seed."""
+    actions: Literal["own", "greedy", "sampled"] = "own"
+    """How policies act; own: as in the run's own evaluations (evaluation.sampled), which are greedy by default."""
     against: str = ""
     """Cross-play: another run, whose best policies play all teams but one, for each team in turn."""
     out: Path = Path("runs")
@@ -117,16 +119,16 @@ class Eval(Imports):
 
         load_registries()
         if self.against:
-            if self.checkpoint != "best":
-                raise ConfigError("--against is played by best policies: leave out --checkpoint.")
+            if self.checkpoint != "best" or self.actions != "own":
+                raise ConfigError("--against is played by best policies: leave out --checkpoint and --actions.")
             ours, theirs = (resolve(run, self.out).path for run in (self.run, self.against))
             print_rows(cross_play(ours, theirs, self.episodes), self.json)
             return 0
-        frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint)
+        frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint, self.actions)
         if self.json:
             print(json.dumps({"members": member_means(frame).to_dicts(), "scores": score_rows(frame)}, indent=2))
         else:
-            print(f"{self.checkpoint} policy, {self.episodes} greedy episodes of each seed")
+            print(f"{self.checkpoint} policy, {self.episodes} episodes of each seed ({self.actions} actions)")
             print("\n".join([*score_lines(frame), f"low, high: {INTERVAL}"]))
         return 0
 

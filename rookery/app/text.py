@@ -171,6 +171,10 @@ def _provenance_lines(file: Path) -> list[str]:
         versions = ", ".join(f"{name} {packages[name]}" for name in ("rookery", "jax") if packages.get(name))
         cpu = f"{entry.get('cpu')} x {entry.get('cores')}"
         starts.append(f"started     {entry.get('started')}, {commit}{versions}, {entry.get('host')} ({cpu})")
+        if entry.get("deterministic") is False:
+            starts.append(f"            {entry.get('learners')} asynchronous learners: not deterministic")
+        if "environments_resumed" in entry:
+            starts.append(f"            environments resumed: {entry['environments_resumed']}")
     return starts
 
 

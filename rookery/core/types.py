@@ -250,6 +250,9 @@ class Collect:
     shards: Count = 1
     """Shards that the environments are divided into. Shards learn together; each can have its own device (a core, a
     GPU). With one environment, every shard steps an identical replica."""
+    learners: Whole = 0
+    """Processes that learn asynchronously (A3C), on host tasks; 0: one learner. The environments are divided between
+    them. Each has a copy of the weights, applies its gradients to the shared ones and does not wait for the others."""
 
     @property
     def replicated(self) -> bool:
@@ -259,6 +262,10 @@ class Collect:
     def shard(self) -> Collect:
         """The share of one shard."""
         return replace(self, envs=1 if self.replicated else self.envs // self.shards, shards=1)
+
+    def learner(self) -> Collect:
+        """The share of one asynchronous learner."""
+        return replace(self, envs=self.envs // self.learners, learners=0)
 
     def transitions(self, spec: Spec) -> int:
         """Transitions per environment and iteration on such a task."""
@@ -273,6 +280,10 @@ class Collect:
             )
         if self.envs % self.shards and not self.replicated:
             raise ConfigError(f"algo.collect.shards must divide algo.collect.envs ({self.envs}); got {self.shards}.")
+        if self.learners and self.envs % self.learners:
+            raise ConfigError(
+                f"algo.collect.learners must divide algo.collect.envs ({self.envs}); got {self.learners}."
+            )
 
 
 @runtime_checkable
@@ -344,6 +355,23 @@ class Algorithm(Protocol[A]):
 
     def small(self) -> Algorithm[A]:
         """The same algorithm with little of everything: tests run over it."""
+        ...
+
+
+@runtime_checkable
+class GradientAlgorithm(Algorithm[A], Protocol[A]):
+    """An algorithm that takes one gradient step for each rollout, so that it can be taken on weights elsewhere."""
+
+    def common(self, state: A) -> Arrays:
+        """The part of a state that all learners share: weights, statistics of the optimiser and of returns."""
+        ...
+
+    def gradient(self, spec: Spec, state: A, rollout: Rollout, clock: Clock, key: Array) -> tuple[A, Arrays, Metrics]:
+        """A learner's own state after a rollout, and the gradient by which `apply` moves what is shared."""
+        ...
+
+    def apply(self, common: Arrays, gradient: Arrays, clock: Clock) -> Arrays:
+        """What is shared after one gradient step."""
         ...
 
 

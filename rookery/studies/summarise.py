@@ -38,7 +38,7 @@ def final_table(results: Results) -> Table:
             estimate = results.final_estimates[cell.label, cell.task].floats()
             mean = float(cell.finals.mean())
             rows.append((cell.task, cell.label, *estimate, mean, len(cell.finals), results.scales[cell.task].unit))
-    note = f"{_METHOD}; greedy episodes of each seed's {results.compare.policy} policy after training."
+    note = f"{_METHOD}; evaluation episodes of each seed's {results.compare.policy} policy after training."
     columns = ("task", "algorithm", *_INTERVAL, "mean", "seeds", "unit")
     return Table("final", "Absolute metric after training", note, columns, tuple(rows))
 
@@ -149,7 +149,7 @@ def _is_check(metric: str) -> bool:
 def seeds_table(results: Results) -> Table:
     """The absolute metric of every seed."""
     frame = results.runs.finals.select("task", "label", "seed", "which", "score", "episodes", "run")
-    note = "Mean over greedy episodes of each seed's best and last policy."
+    note = "Mean over evaluation episodes of each seed's best and last policy."
     columns = ("task", "algorithm", "seed", "policy", "score", "episodes", "run")
     return Table("seeds", "Every seed", note, columns, tuple(frame.iter_rows()))
 

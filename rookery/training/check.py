@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.core.ranges import check_ranges
@@ -16,6 +18,8 @@ def check(config: RunConfig) -> None:
     config.algo.collect.check(config.task.spec)
     config.algo.check(config.task.spec)
     _check_workers(config)
+    if config.algo.collect.learners:
+        _check_learners(config)
     if config.sweep:
         _check_sweep(config)
 
@@ -42,6 +46,28 @@ def _check_workers(config: RunConfig) -> None:
         raise ConfigError(
             f"workers.overlap steps one half of the environments in workers while the other half acts: "
             f"algo.collect.envs ({collect.envs}) must be even and workers.count not 0."
+        )
+
+
+def _check_learners(config: RunConfig) -> None:
+    from rookery.core.types import GradientAlgorithm
+    from rookery.training.engine import is_host
+
+    workers, name = config.workers, config.task.spec.name
+    if not is_host(config):
+        raise ConfigError(
+            f"algo.collect.learners: {name} is compiled, and what is compiled learns in one program; use it with host "
+            "tasks (gymnasium:, atari:, ...), or set --algo.collect.learners 0."
+        )
+    if not isinstance(config.algo, GradientAlgorithm):
+        raise ConfigError(
+            f"algo.collect.learners: {config.preset} does not learn by one gradient step for each rollout. Use the "
+            "PPO family (a3c, or ppo with --algo.epochs 1 --algo.minibatches 1), or set --algo.collect.learners 0."
+        )
+    if replace(workers, timeout=Workers().timeout) not in (Workers(), Workers(count=0)):
+        raise ConfigError(
+            "algo.collect.learners: each learner steps its environments in its own process; leave out "
+            "--workers.count, --workers.overlap and --workers.on-failure."
         )
 
 

@@ -24,7 +24,7 @@ else:  # these import JAX, which the help of the command line must not wait for
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Greedy evaluation, on environments of its own."""
+    """Evaluation, on environments of its own."""
 
     points: Count = 20
     """Evaluations over the run, evenly spaced, besides the one before training."""
@@ -34,6 +34,9 @@ class Evaluation:
     """Episodes of each of them."""
     final: Count = 320
     """Episodes of the absolute evaluation after training, of each seed's best policy and of its last."""
+    sampled: bool = False
+    """Act as in training (sampled actions, exploration) instead of greedily. A stochastic policy may need its
+    randomness: where starts hardly differ, its most likely actions can be stuck in a loop."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class Layout:
     """What a run's numbers depend on besides its config. A run is resumed on the layout that it was begun on."""
 
     engine: str
-    """compiled or host."""
+    """compiled, host or asynchronous."""
     platform: str
     """JAX's name for the kind of device: cpu, gpu, tpu."""
     members: int
@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, state: RunState) -> tuple[RunState, Episodes]:
-        """Greedy episodes of every member; the state keeps each member's best policy."""
+        """Episodes of every member; the state keeps each member's best policy."""
         ...
 
     def policies(self, state: RunState) -> Policies:
@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     def play(self, policies: Policies, keys: Array) -> dict[str, Episodes]:
-        """`evaluation.episodes` greedy episodes of every member's last and best policy.
+        """`evaluation.episodes` episodes of every member's last and best policy.
 
         Both play the same start states, drawn from the member's entry of `keys` [member, 2].
         """
@@ -106,6 +106,10 @@ def claim(config: RunConfig, layout: Layout | None = None) -> None:
 def open_engine(config: RunConfig, layout: Layout | None = None) -> Engine:
     """The engine of a run. `layout` is the one that the run was begun on: raises `RunError` if it cannot be had."""
     claim(config, layout)
+    if is_asynchronous(config):
+        from rookery.training.asynchronous.engine import AsyncEngine
+
+        return AsyncEngine(config, layout)
     if is_host(config):
         from rookery.training.host.engine import HostEngine
 
@@ -117,7 +121,11 @@ def open_engine(config: RunConfig, layout: Layout | None = None) -> Engine:
 
 def trace(config: RunConfig) -> None:
     """Trace everything that a run computes, abstractly: nothing is compiled or run."""
-    if is_host(config):
+    if is_asynchronous(config):
+        from rookery.training.asynchronous.engine import trace_async
+
+        trace_async(config)
+    elif is_host(config):
         from rookery.training.host.engine import trace_host
 
         trace_host(config)
@@ -130,3 +138,8 @@ def trace(config: RunConfig) -> None:
 def is_host(config: RunConfig) -> bool:
     """Whether the task's environments live outside XLA."""
     return isinstance(config.task, HostTask)
+
+
+def is_asynchronous(config: RunConfig) -> bool:
+    """Whether learners do not wait for each other (host tasks only: `check` refuses the others)."""
+    return is_host(config) and config.algo.collect.learners > 0

@@ -29,7 +29,7 @@ class Progress(Protocol):
         ...
 
     def evaluation(self, step: int, unit: str, scores: Sequence[Score]) -> None:
-        """A greedy evaluation: one score for each swept value, with its interval (`rookery.core.stats.INTERVAL`)."""
+        """An evaluation: one score for each swept value, with its interval (`rookery.core.stats.INTERVAL`)."""
         ...
 
     def message(self, text: str) -> None:

@@ -48,7 +48,7 @@ class Run:
         return self.folder.metrics()
 
     def evaluations(self) -> pl.DataFrame:
-        """Greedy evaluations: one row per episode."""
+        """Evaluations: one row per episode."""
         return self.folder.evaluations()
 
     def final(self) -> pl.DataFrame:

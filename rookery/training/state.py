@@ -138,3 +138,17 @@ def score(spec: Spec, episodes: Episodes) -> Array:
     if spec.score == "success":
         return episodes["success"]
     return jnp.mean(episodes["returns"], axis=-1)
+
+
+SECOND = "second look"
+"""Purpose of the keys of a second look."""
+
+
+def confirmed(means: Float[Array, "2"], best: Float[Array, ""]) -> tuple[Array, Array]:
+    """Whether a policy replaces the best one, and its score: the mean of an evaluation and of a second look.
+
+    The best of many noisy scores is a lucky one. So a policy that seems at least as good as the best plays as many
+    fresh episodes again, and all of them count. Of equals the latest is kept: on a plateau it has learned more.
+    """
+    mean = jnp.mean(means)
+    return (means[0] >= best) & (mean >= best), mean

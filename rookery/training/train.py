@@ -6,9 +6,9 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -85,18 +85,23 @@ def resume(path: Path | str, progress: Progress | None = None, log: Sequence[str
     return train(open_config(RunFolder(path)), path.parent, progress, log)
 
 
-def evaluate_run(path: Path | str, episodes: int, which: str = "best") -> pl.DataFrame:
-    """Fresh greedy episodes of a run's policies: one row per episode and member."""
+def evaluate_run(
+    path: Path | str, episodes: int, which: str = "best", actions: Literal["own", "greedy", "sampled"] = "own"
+) -> pl.DataFrame:
+    """Fresh episodes of a run's policies: one row per episode and member. `own`: as the run's own evaluations act."""
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, not {episodes}.")
     run = Run(RunFolder(Path(path)))
     use_compilation_cache()
-    frame = _absolute(run.engine, run.policies, episodes, "rookery eval")
+    sampled = run.config.evaluation.sampled if actions == "own" else actions == "sampled"
+    evaluation = replace(run.config.evaluation, sampled=sampled)
+    with closing(open_engine(replace(run.config, evaluation=evaluation))) as engine:
+        frame = _absolute(engine, run.policies, episodes, "rookery eval")
     return frame.filter(pl.col("which") == which).drop("which")
 
 
 def evaluate_fresh(config: RunConfig, episodes: int) -> pl.DataFrame:
-    """Greedy episodes of what a config begins with (saved policies, for one): one row per episode and member."""
+    """Episodes of what a config begins with (saved policies, for one): one row per episode and member."""
     check(config)
     use_compilation_cache()
     with closing(open_engine(config)) as engine:
@@ -223,7 +228,7 @@ def _score_facts(scores: list[Score]) -> dict[str, Any]:
 def _evaluate(
     engine: Engine, write: Write, failures: Failures, state: RunState, chunk: int, progress: Progress
 ) -> tuple[RunState, list[Score]]:
-    """Greedy episodes, written; returns the score of each swept value."""
+    """Episodes, written; returns the score of each swept value."""
     steps = np.asarray(state.members.steps).tolist()  # before the state is donated
     state, episodes = engine.evaluate(state)
     frame = failures.without(frames.episodes(engine.config, episodes, steps)).with_columns(chunk=pl.lit(chunk))
@@ -267,7 +272,7 @@ def _finish(
 
 
 def _absolute(engine: Engine, policies: Policies, episodes: int, purpose: str) -> pl.DataFrame:
-    """At least `episodes` greedy episodes of every member's last and best policy, in groups of one compiled size.
+    """At least `episodes` episodes of every member's last and best policy, in groups of one compiled size.
 
     Start states depend on the member's seed only: seeds are independent of each other, algorithms are paired.
     """

@@ -29,6 +29,7 @@ EXTRAS = {
     "gymnasium_robotics": "mujoco",
     "mujoco": "mujoco",
     "Box2D": "box2d",
+    "vizdoom": "vizdoom",
     "pygame": "pettingzoo",
 }
 """Top-level package -> the extra of rookery that installs it."""

@@ -27,6 +27,7 @@ PLUGINS = {
     "Foraging": "lbforaging",
     "rware": "rware",
     "ALE/": "ale_py",
+    "Vizdoom": "vizdoom.gymnasium_wrapper",
 }
 """Beginning of an id -> the package that registers it when it is imported."""
 LIMITS = ("max_steps", "_max_episode_steps")

@@ -23,8 +23,15 @@ from rookery.tasks.host.pymarl_task import PyMarl
 KNOWN_IDS: Mapping[str, Mapping[str, Any]] = {
     "Foraging": {"limit_is_truncation": True},
     "rware": {"limit_is_truncation": True},
+    "Vizdoom": {
+        "kwargs": '{"frame_skip": 4}',
+        "wrappers": ('rookery.tasks.host.vizdoom_screen:SmallScreen({"shrink": 4})',),
+        "drop": ("gamevariables",),
+    },
 }
-"""Beginning of a Gymnasium id -> settings that its environments need: they report time limits as terminations."""
+"""Beginning of a Gymnasium id -> settings that its environments need. Foraging and rware report time limits as
+terminations. ViZDoom's screen becomes an image of 60 x 80 pixels that stays uint8; its game variables (such as health)
+are left out: joined with them, the image would be a vector of floats."""
 KNOWN_MODULES: Mapping[str, Mapping[str, Any]] = {
     "mpe2.simple_adversary_v3": {"cooperative": False},
     "mpe2.simple_crypto_v3": {"cooperative": False, "teams": ("adversary", "good", "good")},
@@ -40,6 +47,8 @@ KNOWN_MODULES: Mapping[str, Mapping[str, Any]] = {
     "magent2.environments.": {"cooperative": False},
 }
 """Beginning of a PettingZoo module -> its settings; the first match counts."""
+_OTHERS = ("ALE/", "VizdoomDoom", "VizdoomFreedoom")
+"""Beginnings of Gymnasium ids that are not listed: Atari has a prefix of its own, maps of whole games need data."""
 PACKAGES = ("mpe2", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl", "pettingzoo.atari")
 MORE = ("magent2.environments", "gymnasium_robotics.envs.multiagent_mujoco")
 
@@ -111,7 +120,7 @@ def _registered() -> tuple[str, ...]:
     for name, spec in gymnasium.registry.items():
         point = spec.entry_point if isinstance(spec.entry_point, str) else ""
         group = point.split(":")[0].split(".")[2] if point.startswith("gymnasium.envs.") else "gymnasium"
-        if name.startswith("ALE/") or "NoFrameskip" in name or not _exists(needs.get(group, "gymnasium")):
+        if name.startswith(_OTHERS) or "NoFrameskip" in name or not _exists(needs.get(group, "gymnasium")):
             continue
         if "ale_py" not in point and group not in ("phys2d", "tabular"):
             found.append(f"gymnasium:{name}")

@@ -44,6 +44,9 @@ def _takes(name: str, value: Any) -> bool:
     return True
 
 
+_LEAST = 0.3  # seconds of compiling that make a program worth keeping
+
+
 class Executable:
     """A traced function that is compiled in a thread, while the next one is being traced."""
 
@@ -68,4 +71,11 @@ def use_compilation_cache() -> None:
     folder = os.environ.get("ROOKERY_CACHE", str(default))
     if folder != "off":
         jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST)
+
+
+def cache_variables() -> dict[str, str]:
+    """Environment variables with which a child process uses the same cache as this one."""
+    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
+    least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+    return {"JAX_COMPILATION_CACHE_DIR": str(folder), least: str(_LEAST)} if folder else {}

@@ -48,7 +48,7 @@ class CompiledEngine:
         return self._chunk(iterations)(state)
 
     def evaluate(self, state: RunState) -> tuple[RunState, Episodes]:
-        """Greedy episodes of every member; the state keeps each member's best policy."""
+        """Episodes of every member; the state keeps each member's best policy."""
         return self._evaluate(state)
 
     def policies(self, state: RunState) -> Policies:
@@ -56,7 +56,7 @@ class CompiledEngine:
         return jax.jit(self.program.policies)(state)
 
     def play(self, policies: Policies, keys: Array) -> dict[str, Episodes]:
-        """Greedy episodes of every member's last and best policy."""
+        """Episodes of every member's last and best policy."""
         return self._play(policies, keys)
 
     def profile(self) -> list[Timing]:

@@ -149,9 +149,17 @@ def filled_rows(last: Bool[Array, "rows env"], restart: bool) -> Bool[Array, "ti
 
 
 def play(
-    algo: Algorithm[Any], task: Task[Any], policy: PyTree[Array], clock: Clock, key: Array, episodes: int
+    algo: Algorithm[Any],
+    task: Task[Any],
+    policy: PyTree[Array],
+    clock: Clock,
+    key: Array,
+    episodes: int,
+    *,
+    greedy: bool = True,
+    wanted: Array | bool = True,
 ) -> dict[str, Array]:
-    """Whole greedy episodes side by side: per-episode returns of each agent, length and success."""
+    """Whole episodes side by side: per-episode returns of each agent, length and success; no step unless `wanted`."""
     spec: Spec = task.spec
     limit = spec.limit or LONGEST
     worlds = open_worlds(algo, task, episodes, stream(key, "open"))
@@ -162,14 +170,15 @@ def play(
 
     def one(now: tuple[Array, Worlds, Array]) -> tuple[Array, Worlds, Array]:
         t, worlds, done = now
-        carry, action, _ = algo.act(spec, policy, worlds.carry, worlds.step, clock, stream(key, "act", t), greedy=True)
+        now_key = stream(key, "act", t)
+        carry, action, _ = algo.act(spec, policy, worlds.carry, worlds.step, clock, now_key, greedy=greedy)
         keys = jax.random.split(stream(key, "env", t), episodes)
         env, step = jax.vmap(task.step)(worlds.env, within_bounds(spec.action, action), keys)
         after = Worlds(env, step, carry, add_up(worlds.tally, step.reward, step.first))
         # An episode that is over stands still until the others are.
         return t + 1, where_env(done, worlds, after), done | step.last
 
-    _, worlds, _ = jax.lax.while_loop(going, one, (jnp.int32(0), worlds, jnp.zeros(episodes, bool)))
+    _, worlds, _ = jax.lax.while_loop(going, one, (jnp.int32(0), worlds, jnp.full(episodes, ~jnp.asarray(wanted))))
     return {
         "returns": worlds.tally.returns,
         "length": worlds.tally.length,

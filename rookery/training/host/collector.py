@@ -44,12 +44,12 @@ class _Half:
 
 
 class Collector:
-    """All environments of all members."""
+    """All environments of all members; `first` is the number of a member's first one in the run."""
 
-    def __init__(self, program: HostProgram, steppers: list[Stepper]) -> None:
+    def __init__(self, program: HostProgram, steppers: list[Stepper], first: int = 0) -> None:
         collect, seeds = program.config.algo.collect, [info.seed for info in member_infos(program.config)]
         self.program = program
-        self.journal = Journal(program.spec, seeds, collect.envs, restart=collect.restart)
+        self.journal = Journal(program.spec, seeds, collect.envs, restart=collect.restart, first=first)
         self.halves = [_Half(program, stepper, i) for i, stepper in enumerate(steppers)]
         self.resumed = ""
         """How the environments of a saved state were brought back; empty if there was none."""

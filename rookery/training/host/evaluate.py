@@ -1,4 +1,4 @@
-"""Greedy episodes on environments of their own."""
+"""Episodes on environments of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Player:
 
     def __init__(self, program: HostProgram, open_envs: Callable[[Packing], Stepper]) -> None:
         self._program, self._open_envs = program, open_envs
-        self._episodes = program.config.evaluation.episodes
+        self._episodes, self._greedy = program.config.evaluation.episodes, not program.config.evaluation.sampled
         self._packing = Packing(program.spec, program.members * self._episodes)
         self._stepper: Stepper | None = None
         self._acts: dict[bool, Executable] = {}
@@ -47,7 +47,7 @@ class Player:
     def act(
         self, source: Arrays, now: tuple[Carry, Array], swept: Any, keys: Array, when: When, row: Array, live: bool
     ) -> tuple[tuple[Carry, Array], Action]:
-        """Greedy actions for one row, as the environments take them. `source`: policies, or (`live`) whole states."""
+        """Actions for one row, as the environments take them. `source`: policies, or (`live`) whole states."""
         program, (carry, t), (iteration, taken, budget) = self._program, now, when
         step = self._packing.step(row, members=program.members)
 
@@ -56,7 +56,7 @@ class Player:
             key = stream(key, "act", t)
             algo = program.algo(swept)
             policy = algo.policy(source) if live else source
-            carry, action, _ = algo.act(program.spec, policy, carry, step, clock, key, greedy=True)
+            carry, action, _ = algo.act(program.spec, policy, carry, step, clock, key, greedy=self._greedy)
             return carry, action
 
         carry, action = over_members(one, source, carry, swept, keys, taken, step)
@@ -81,8 +81,20 @@ class Player:
         when = (state.iteration, m.steps, state.budget)
         return m.algo if live else m.best, now, m.swept, m.key, when, row
 
-    def play(self, source: Arrays, swept: Any, keys: Array, when: When, *, live: bool = False) -> Episodes:
-        """Episodes of every member [member, episode, ...]; see `act`. Start states depend on the member's key only."""
+    def play(
+        self,
+        source: Arrays,
+        swept: Any,
+        keys: Array,
+        when: When,
+        *,
+        live: bool = False,
+        plays: np.ndarray | None = None,
+    ) -> Episodes:
+        """Episodes of every member [member, episode, ...]; see `act`. Start states depend on the member's key only.
+
+        Episodes of members that `plays` leaves out are not waited for.
+        """
         program, spec = self._program, self._program.spec
         stepper = self._stepper = self._stepper or self._open_envs(self._packing)
         words = np.asarray(keys).astype(np.uint64)
@@ -90,6 +102,8 @@ class Player:
         rows, n = stepper.rows, self._packing.envs
         returns, length = np.zeros((n, spec.n_agents), np.float32), np.zeros(n, np.int32)
         success, going = np.zeros(n, np.float32), np.ones(n, bool)
+        if plays is not None:
+            going = np.repeat(plays, self._episodes)
         now = self._carry(swept, keys), jnp.int32(0)
         act = self.executable(live=live)
         stepper.reset(seeds)

@@ -12,14 +12,24 @@ from jaxtyping import Array
 
 from rookery.core.config import with_values
 from rookery.core.keys import stream
-from rookery.core.types import Action, Algorithm, Arrays, Carry, Clock, Extra, Packed, Rollout, Spec, Step
+from rookery.core.types import Action, Algorithm, Arrays, Carry, Clock, Extra, Metrics, Packed, Rollout, Spec, Step
 from rookery.training.compiled.program import chunk_report, over_members, strong
 from rookery.training.compiled.rollout import Tally, add_up, episode_metrics, filled_rows, within_bounds
 from rookery.training.config import RunConfig
 from rookery.training.host.packing import Packing
 from rookery.training.host.records import Acting, Leaves, Progress, Shared, Tape
 from rookery.training.host.worlds import HostWorlds, capacity, digest, fold
-from rookery.training.state import ChunkReport, Episodes, Member, Policies, RunState, member_infos, score, swept_values
+from rookery.training.state import (
+    ChunkReport,
+    Episodes,
+    Member,
+    Policies,
+    RunState,
+    confirmed,
+    member_infos,
+    score,
+    swept_values,
+)
 
 
 @dataclass(frozen=True)
@@ -201,31 +211,45 @@ class HostProgram:
     ) -> tuple[Leaves, Shared, tuple[Acting, ...], Progress, tuple[Packed, Array]]:
         """Learn from a rollout; returns what the next one needs, and each member's metrics and steps."""
         state = jax.tree.unflatten(self.structure, leaves)
-        step = _members_first(_joined([self.packing.step(half, members=self.members) for half in rows]))
-        tape = _members_first(_joined([half.tape for half in acting]))
+        step, tape = self.seen(acting, rows)
         stored = bool(jax.tree.leaves(self.config.algo.stores(state)))
 
         def one(state: Arrays, key: Array, swept: Any, steps: Array, step: Step, tape: Tape, progress: Progress) -> Any:
             algo = self.algo(swept)
-            filled = filled_rows(step.last, algo.collect.restart)
-            progress, episodes = self._score(progress, step, filled)
-            steps = steps + jnp.sum(filled).astype(jnp.uint32)
+            rollout, progress, episodes = self.rollout(algo, step, tape, progress)
+            steps = steps + jnp.sum(rollout.filled).astype(jnp.uint32)
             clock, key = Clock(shared.iteration, steps, shared.budget), stream(key, "update", shared.iteration)
-            carries = jax.tree.map(lambda x: x[:-1], tape.carry)
-            rollout = Rollout(step, tape.action, tape.extra, carries, filled)
             learned, metrics = algo.update(self.spec, state, rollout, clock, key)
-            metrics = {**{f"train/{k}": v for k, v in episodes.items()}, **metrics}
-            return strong(learned), steps, progress, Packed.of(metrics)
+            return strong(learned), steps, progress, Packed.of({**episodes, **metrics})
 
         of_members = (state, shared.key, shared.swept, shared.steps, step, tape, progress)
         # A store must not be copied, and it would be if it lost its member axis.
         state, steps, progress, metrics = over_members(one, *of_members, batch=stored)
+        acting = self.next_rollout(acting, shared)
+        shared = replace(shared, steps=steps, iteration=shared.iteration + 1)
+        return tuple(jax.tree.leaves(state)), shared, acting, progress, (metrics, steps)
+
+    def seen(self, acting: tuple[Acting, ...], rows: tuple[Array, ...]) -> tuple[Step, Tape]:
+        """What was seen and done in a rollout [member, row, env, ...]."""
+        step = _members_first(_joined([self.packing.step(half, members=self.members) for half in rows]))
+        return step, _members_first(_joined([half.tape for half in acting]))
+
+    def rollout(
+        self, algo: Algorithm[Any], step: Step, tape: Tape, progress: Progress
+    ) -> tuple[Rollout, Progress, Metrics]:
+        """A member's rollout, scores after it, and metrics of the episodes that ended in it."""
+        filled = filled_rows(step.last, algo.collect.restart)
+        progress, episodes = self._score(progress, step, filled)
+        carries = jax.tree.map(lambda x: x[:-1], tape.carry)
+        rollout = Rollout(step, tape.action, tape.extra, carries, filled)
+        return rollout, progress, {f"train/{k}": v for k, v in episodes.items()}
+
+    def next_rollout(self, acting: tuple[Acting, ...], shared: Shared) -> tuple[Acting, ...]:
+        """What the next rollout begins with."""
         carries = [half.carry for half in acting]
         if self.config.algo.collect.restart:
             carries = self.split(self.carries(shared.swept, shared.key))
-        begun = [replace(half, t=jnp.int32(0), carry=carry) for half, carry in zip(acting, carries, strict=True)]
-        shared = replace(shared, steps=steps, iteration=shared.iteration + 1)
-        return tuple(jax.tree.leaves(state)), shared, tuple(begun), progress, (metrics, steps)
+        return tuple(replace(half, t=jnp.int32(0), carry=carry) for half, carry in zip(acting, carries, strict=True))
 
     def _score(self, progress: Progress, step: Step, filled: Array) -> tuple[Progress, Any]:
         """Scores after the rollout, and those of the episodes that ended in it."""
@@ -252,17 +276,17 @@ class HostProgram:
         return over_members(chunk_report, *_members_first(of_iterations))
 
     # -- policies -----------------------------------------------------------------------------------------------
-    def keep_best(self, members: Member, episodes: Episodes) -> tuple[Arrays, Array]:
-        """Each member's best policy and its score, after these episodes."""
+    def keep_best(self, members: Member, looks: tuple[Episodes, Episodes]) -> tuple[Arrays, Array]:
+        """Each member's best policy and its score, after the episodes of an evaluation and of a second look."""
 
-        def one(swept: Any, state: Arrays, best: Arrays, best_score: Array, episodes: Episodes) -> tuple[Arrays, Array]:
-            mean = jnp.mean(score(self.spec, episodes))
-            better = mean >= best_score  # of equals the latest: on a plateau it has learned more
+        def one(swept: Any, state: Arrays, best: Arrays, before: Array, first: Episodes, second: Episodes) -> Any:
+            means = jnp.stack([jnp.mean(score(self.spec, look)) for look in (first, second)])
+            better, mean = confirmed(means, before)
             taken = self.algo(swept).snapshot(state)
             kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), taken, best)
-            return kept, jnp.maximum(mean, best_score)
+            return kept, jnp.where(better, mean, before)
 
-        return over_members(one, members.swept, members.algo, members.best, members.best_score, episodes)
+        return over_members(one, members.swept, members.algo, members.best, members.best_score, *looks)
 
     def policies(self, state: RunState) -> Policies:
         """Everything that acting needs of a run."""

@@ -1,39 +1,19 @@
-"""What a worker process does: step a range of environments whose rows, actions and seeds are in shared memory.
-
-A command is one byte from a pipe. It is answered by one byte, or by `FAILED` and a traceback. A closed pipe ends the
-worker.
-"""
+"""What a worker process does: step a range of environments whose rows, actions and seeds are in shared memory."""
 
 from __future__ import annotations
 
-import faulthandler
 import mmap
 import os
-import pickle
-import signal
-import traceback
 from dataclasses import dataclass
 
 import numpy as np
 
-from rookery.core.errors import RookeryError
 from rookery.core.host import HostTask, Rows
 from rookery.core.types import Spec
+from rookery.training.host.child import DONE, guard, read_job
 from rookery.training.host.packing import Packing
 
-RESET, STEP, DONE, FAILED, REFUSED = b"r", b"s", b"d", b"f", b"c"
-
-# Runs before anything is imported, so that a worker never outlives a parent that dies early.
-BOOTSTRAP = """
-import os, sys, ctypes
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() != {parent}:
-    os._exit(1)
-sys.path[:] = {path!r}
-from rookery.training.host.worker import main
-main(*{fds!r})
-"""
+RESET, STEP = b"r", b"s"
 
 
 @dataclass(frozen=True)
@@ -89,21 +69,11 @@ def _sizes(packing: Packing) -> tuple[int, int, int]:
 
 def main(commands: int, replies: int, memory: int, faults: int) -> None:
     """Serve until the pipe of commands is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides what an interrupt means
-    faulthandler.enable(file=faults)
-    try:
-        with os.fdopen(commands, "rb", buffering=0) as told:
-            _serve(told.fileno(), replies, memory)
-    except RookeryError as error:
-        _write(replies, REFUSED + str(error).encode())
-        os._exit(1)
-    except BaseException:
-        _write(replies, FAILED + traceback.format_exc().encode())
-        os._exit(1)
+    guard(_serve, commands, replies, memory, faults)
 
 
 def _serve(commands: int, replies: int, memory: int) -> None:
-    job: Job = pickle.loads(_read(commands, int.from_bytes(_read(commands, 8), "little")))
+    job: Job = read_job(commands)
     packing = Packing(job.spec, job.envs)
     with mmap.mmap(memory, Memory.nbytes(packing)) as buffer:
         own = Memory.over(buffer, packing).at(job)
@@ -117,19 +87,3 @@ def _serve(commands: int, replies: int, memory: int) -> None:
             os.write(replies, DONE)
         envs.close()
         os._exit(0)  # views of the mapped memory are still there, so that it cannot be closed
-
-
-def _read(pipe: int, size: int) -> bytes:
-    parts = []
-    while size:
-        part = os.read(pipe, size)
-        if not part:
-            os._exit(0)
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _write(pipe: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(pipe, data) :]

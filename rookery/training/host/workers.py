@@ -3,116 +3,29 @@
 from __future__ import annotations
 
 import mmap
-import os
-import pickle
 import select
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from contextlib import suppress
 from itertools import pairwise
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
-from rookery.core.errors import TrainingError
 from rookery.core.host import HostTask
 from rookery.training.config import Workers
+from rookery.training.host.child import START, Child, ChildError, answers, memory_file
 from rookery.training.host.packing import Packing
-from rookery.training.host.worker import BOOTSTRAP, DONE, FAILED, REFUSED, RESET, STEP, Job, Memory
+from rookery.training.host.worker import RESET, STEP, Job, Memory
 
-_START = 300.0  # seconds that a worker may take to import its task and open its environments
-_LEAVE = 2.0  # seconds that it may take to close them
-
-
-class WorkerError(TrainingError):
-    """A worker that raised, died or hung."""
+WORKER = "rookery.training.host.worker"
 
 
-class _Worker:
-    """One process and its pipes."""
+class _Worker(Child):
+    """The process of some of the environments."""
 
     def __init__(self, job: Job, memory: IO[bytes]) -> None:
         self.job = job
-        told, self._commands = os.pipe()
-        self.replies, answers = os.pipe()
-        self._faults = _nameless()
-        fds = (told, answers, memory.fileno(), self._faults.fileno())
-        code = BOOTSTRAP.format(parent=os.getpid(), path=sys.path, fds=fds)
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # it never computes with JAX, and must not claim a device
-        self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=fds, env=environment)
-        os.close(told)
-        os.close(answers)
-        data = pickle.dumps(job)
-        with suppress(BrokenPipeError):  # found when the answer is read
-            os.write(self._commands, len(data).to_bytes(8, "little") + data)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def tell(self, command: bytes) -> None:
-        """Send a command; if the worker is gone, the end of its answers says so."""
-        with suppress(BrokenPipeError):
-            os.write(self._commands, command)
-
-    def answer(self) -> None:
-        """Take the answer that is there; raises `WorkerError` if it is not a good one."""
-        said = os.read(self.replies, 1)
-        if said == DONE:
-            return
-        text = said[1:]
-        while part := os.read(self.replies, 65536):
-            text += part
-        if said == REFUSED:
-            raise TrainingError(text.decode(errors="replace"))
-        raise WorkerError(f"{self._name} {'raised:' if said == FAILED else self._ending()}\n{text.decode()}".strip())
-
-    def hung(self, seconds: float) -> WorkerError:
-        """What to say of a worker that did not answer."""
-        return WorkerError(
-            f"{self._name} did not answer for {seconds:g} seconds. If its environments may take that long, raise "
-            "--workers.timeout."
-        )
-
-    @property
-    def _name(self) -> str:
-        job = self.job
-        return f"the worker of environments {job.start} to {job.stop - 1} of {job.spec.name} (process {self.pid})"
-
-    def _ending(self) -> str:
-        """How the process ended, with the Python stack at a crash if there is one."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_LEAVE)
-        code = self._process.returncode
-        self._faults.seek(0)
-        stack = self._faults.read().decode(errors="replace")
-        how = "closed its pipe" if code is None else f"exited with code {code}"
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        return f"{how}:\n{stack}" if stack else f"{how}."
-
-    def leave(self) -> None:
-        """Tell the process to end."""
-        os.close(self._commands)
-
-    def kill(self) -> None:
-        """End the process now."""
-        self._process.kill()
-        self.leave()
-        self.join()
-
-    def join(self) -> None:
-        """Wait until the process has ended, but not for long."""
-        try:
-            self._process.wait(timeout=_LEAVE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self.replies)
-        self._faults.close()
+        name = f"the worker of environments {job.start} to {job.stop - 1} of {job.spec.name}"
+        # It never computes with JAX, and must not claim a device.
+        super().__init__(WORKER, job, memory, name, {"JAX_PLATFORMS": "cpu"})
 
 
 class WorkerPool:
@@ -121,7 +34,7 @@ class WorkerPool:
     def __init__(self, task: HostTask, packing: Packing, settings: Workers, count: int) -> None:
         self.restarts = 0
         self._settings, self._packing = settings, packing
-        self._file = _memory_file(Memory.nbytes(packing))
+        self._file = memory_file(Memory.nbytes(packing))
         self._memory = Memory.over(mmap.mmap(self._file.fileno(), Memory.nbytes(packing)), packing)
         self.block, self.rows = self._memory.block, self._memory.rows
         edges = np.linspace(0, packing.envs, min(count, packing.envs) + 1).astype(int).tolist()
@@ -130,7 +43,7 @@ class WorkerPool:
         self._new: set[int] = set()  # restarted, and not stepped yet
         try:
             self._workers.extend(_Worker(job, self._file) for job in jobs)
-            failed = self._answers(_START)
+            failed = self._answers(START)
             if failed:
                 raise next(iter(failed.values()))
         except BaseException:
@@ -180,28 +93,11 @@ class WorkerPool:
         for worker in self._workers:
             worker.tell(command)
 
-    def _answers(self, seconds: float) -> dict[int, WorkerError]:
+    def _answers(self, seconds: float) -> dict[int, ChildError]:
         """Wait for an answer of every worker; returns what is wrong with those that failed."""
-        failed: dict[int, WorkerError] = {}
-        waiting = {worker.replies: index for index, worker in enumerate(self._workers)}
-        deadline = time.monotonic() + seconds
-        poll = select.poll()
-        for pipe in waiting:
-            poll.register(pipe, select.POLLIN)
-        while waiting:
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
-                return failed | {index: self._workers[index].hung(seconds) for index in waiting.values()}
-            for pipe, _ in ready:
-                poll.unregister(pipe)
-                index = waiting.pop(pipe)
-                try:
-                    self._workers[index].answer()
-                except WorkerError as error:
-                    failed[index] = error
-        return failed
+        return answers(self._workers, seconds)
 
-    def _recover(self, failed: dict[int, WorkerError]) -> None:
+    def _recover(self, failed: dict[int, ChildError]) -> None:
         """Restart failed workers with fresh episodes, or raise."""
         if not failed:
             return
@@ -215,7 +111,7 @@ class WorkerPool:
             old.kill()
             self._workers[index] = _Worker(old.job, self._file)
             self.restarts += 1
-            self._first(index, _START, None)
+            self._first(index, START, None)
             self._first(index, self._settings.timeout, RESET)
 
     def _first(self, index: int, seconds: float, command: bytes | None) -> None:
@@ -226,15 +122,3 @@ class WorkerPool:
         if not select.select([worker.replies], [], [], seconds)[0]:
             raise worker.hung(seconds)
         worker.answer()
-
-
-def _memory_file(size: int) -> Any:
-    """A file without a name, in memory where the system can do that: nothing is left behind, whatever happens."""
-    in_memory = sys.platform == "linux"
-    file: Any = os.fdopen(os.memfd_create("rookery"), "r+b", buffering=0) if in_memory else _nameless()
-    file.truncate(size)
-    return file
-
-
-def _nameless() -> Any:
-    return tempfile.TemporaryFile()

@@ -93,10 +93,11 @@ def mix(*words: Any) -> np.ndarray:
 class Journal:
     """The episodes of all environments of a run [member * env]: seeds, and the actions that led to where they are."""
 
-    def __init__(self, spec: Spec, seeds: list[int], envs: int, *, restart: bool) -> None:
+    def __init__(self, spec: Spec, seeds: list[int], envs: int, *, restart: bool, first: int = 0) -> None:
         n = len(seeds) * envs
         shape = (n, capacity(spec, n, restart=restart), spec.n_agents, *spec.action.shape)
         self._seed, self._env = np.repeat(np.asarray(seeds, np.uint64), envs), np.tile(np.arange(envs), len(seeds))
+        self._env += first
         self._members = len(seeds)
         self.episode, self.count = np.zeros(n, np.uint32), np.zeros(n, np.int32)
         self.actions = np.zeros(shape, spec.action.dtype)
@@ -111,6 +112,11 @@ class Journal:
         self.episode[which] += 1
         self.seed[which] = self.next_seed[which]
         self.next_seed[which] = mix(_TRAIN, self._seed[which], self._env[which], self.episode[which] + 1)
+
+    def open_at(self, episode: np.ndarray) -> None:
+        """Let these episodes [env] be the ones under way."""
+        self.episode[:], self.count[:] = episode, 0
+        self.seed, self.next_seed = self._seeds(self.episode), self._seeds(self.episode + 1)
 
     def record(self, first: np.ndarray, actions: np.ndarray) -> None:
         """Take in a rollout: `first` of its rows [time + 1, env] and its actions [time, env, ...]."""

@@ -123,6 +123,41 @@ def test_several_agents(name: str, package: str) -> None:
     assert endings
 
 
+def test_vizdoom_trains_on_small_images() -> None:
+    need("gymnasium", "vizdoom")
+    from dataclasses import replace
+
+    import gymnasium
+
+    import rookery.algorithms  # noqa: F401  (fills the registry)
+    from rookery.core.registry import PRESETS
+    from rookery.nets.encoder import Encoder
+    from rookery.training.check import check
+    from rookery.training.config import Evaluation, RunConfig, Workers
+    from rookery.training.engine import open_engine
+
+    task = task_of("gymnasium:VizdoomHealthGathering-v1")
+    assert task.spec.obs_shape == (60, 80, 3) and task.spec.obs_dtype == "uint8" and task.spec.action.sizes == (4,)
+    player = Player(task)
+    raw = gymnasium.make("VizdoomHealthGathering-v1", frame_skip=4)
+    seen = raw.reset(seed=player.seed)[0]["screen"]
+    for action, row in player.walk(5):
+        seen = raw.step(int(action[0]))[0]["screen"]
+        np.testing.assert_allclose(row.obs[0, 0, 0], seen[:4, :4].mean(axis=(0, 1)), atol=1)
+    raw.close()
+    small = PRESETS["ppo"].small()
+    net = replace(small.actor, layers=0, encoder=Encoder("nature", width=8))
+    algo = replace(small, actor=net, critic=net, collect=replace(small.collect, envs=2, length=8))
+    config = RunConfig(
+        "ppo", task.spec.name, algo, task, 32, workers=Workers(count=0), evaluation=Evaluation(episodes=1)
+    )
+    check(config)
+    engine = open_engine(config)
+    state, report = engine.chunk(engine.init(), 2)
+    engine.close()
+    assert int(state.members.steps[0]) == 32 and float(report.means["grad_norm_actor"].total[0]) > 0
+
+
 # --- PettingZoo, parallel
 
 MPE = (

@@ -1,0 +1,32 @@
+"""A wrapper that makes ViZDoom's screen small; `gymnasium:Vizdoom...` tasks have it by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict
+
+from rookery.core.errors import ConfigError
+
+
+class SmallScreen(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """The `screen` of a Dict observation, each `shrink` x `shrink` pixels averaged into one; the rest as it is."""
+
+    def __init__(self, env: Any, shrink: int = 4) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, Dict) or len(getattr(space.get("screen"), "shape", None) or ()) != 3:
+            raise ConfigError(f"SmallScreen needs an observation with a `screen` [height, width, color], not {space}.")
+        height, width, colors = space["screen"].shape or ()
+        if shrink < 1 or height % shrink or width % shrink:
+            raise ConfigError(f"SmallScreen: shrink must divide {height} and {width}; got {shrink}.")
+        self._blocks = (height // shrink, shrink, width // shrink, shrink, colors)
+        small = Box(0, 255, (height // shrink, width // shrink, colors), np.uint8)
+        self.observation_space = Dict({**space.spaces, "screen": small})
+
+    def observation(self, observation: Any) -> Any:
+        """The observation with its screen made small."""
+        screen = observation["screen"].reshape(self._blocks).mean(axis=(1, 3), dtype=np.float32)
+        return {**observation, "screen": screen.astype(np.uint8)}
