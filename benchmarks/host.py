@@ -1,9 +1,20 @@
-"""Host environments: what the engine costs by itself, and what a checkpoint of a large store costs.
+"""Host environments: what the engine costs by itself, what a checkpoint costs, and speed beside other code bases.
 
     python benchmarks/host.py [--only overhead store] [--envs 32] [--seconds 3] [--out FILE]
+    python benchmarks/host.py --only sb3 epymarl atari --torch-python PYTHON --epymarl CHECKOUT [--rounds 3]
+        [--budget 1.0] [--out FILE]
 
 overhead: environment steps per second with an environment that does nothing, acting included, learning apart.
 store: seconds and bytes of the first and of later checkpoints of 100,000 frames of 84x84.
+sb3: Stable-Baselines3's PPO and DQN on CartPole and LunarLander, with the same environments, networks, rollouts,
+batches and gradient steps. Their rounds alternate between one thread and torch's own number of threads.
+epymarl: EPyMARL's QMIX on mpe2's simple_spread; the settings are those of torch_peers.py.
+atari: random actions through the engine beside ale-py's own vector environment.
+
+PYTHON is an interpreter with stable-baselines3 and torch (and with EPyMARL's requirements, mpe2 and Box2D), CHECKOUT a
+clone of github.com/uoe-agents/epymarl. Every measurement of the last three is a process of its own, ours is
+`rookery train` as a user would type it. Sides take turns. A rate is environment steps per second of chunks after the
+first, learning included, and the best of its rounds; the rows in which our environments reset do not count as steps.
 """
 
 from __future__ import annotations
@@ -11,13 +22,17 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch_peers
 
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import ActionSpec, Collect, Spec
@@ -82,7 +97,7 @@ def overhead(envs: int, seconds: float) -> dict[str, Any]:
     return found
 
 
-def store(envs: int, seconds: float) -> dict[str, Any]:
+def store() -> dict[str, Any]:
     """Checkpoints of a store of 706 MB of which 5,000 frames change."""
     import jax
     import jax.numpy as jnp
@@ -115,20 +130,219 @@ def store(envs: int, seconds: float) -> dict[str, Any]:
     return found
 
 
-QUESTIONS = {"overhead": overhead, "store": store}
+# --- beside others
+
+HERE = Path(__file__).resolve().parent
+ROOKERY = Path(sys.executable).with_name("rookery")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What Stable-Baselines3 is told, and the run of ours that does the same work."""
+
+    task: str
+    algorithm: str
+    envs: int
+    settings: dict[str, Any]
+    steps: int
+    """Of one measurement: some ten seconds of ours."""
+    preset: str
+    ours: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rollout(self) -> int:
+        """Environment steps of one iteration."""
+        return self.envs * self.settings.get("n_steps", self.settings.get("train_freq", 1))
+
+
+_PPO = {"algo.optimiser.clip": 0.5, "algo.value.clip": 0.0, "algo.advantages": "minibatch"}
+PEERS = {
+    "PPO, CartPole-v1": Peer(
+        "CartPole-v1",
+        "PPO",
+        8,
+        {"n_steps": 32, "batch_size": 256, "n_epochs": 20},
+        200_000,
+        "ppo",
+        {**_PPO, "algo.collect.envs": 8, "algo.collect.length": 32, "algo.epochs": 20, "algo.minibatches": 1},
+    ),
+    "PPO, LunarLander-v3": Peer(
+        "LunarLander-v3",
+        "PPO",
+        16,
+        {"n_steps": 1024, "batch_size": 64, "n_epochs": 4},
+        200_000,
+        "ppo",
+        {**_PPO, "algo.collect.envs": 16, "algo.collect.length": 1024, "algo.epochs": 4, "algo.minibatches": 256},
+    ),
+    "DQN, CartPole-v1": Peer(
+        "CartPole-v1",
+        "DQN",
+        1,
+        {"train_freq": 256, "gradient_steps": 128, "batch_size": 64, "buffer_size": 102_400, "learning_starts": 256},
+        60_000,
+        "dqn",
+        {
+            "algo.collect.envs": 1,
+            "algo.collect.length": 256,
+            "algo.replay.unit": "transition",
+            "algo.replay.batch": 64,
+            "algo.replay.capacity": 400,
+            "algo.replay.start": 1,
+            "algo.replay.steps_per_sequence": 128.0,
+            "algo.last_action": False,
+            "algo.double": False,
+        },
+    ),
+}
+
+
+def flags(values: dict[str, Any]) -> list[str]:
+    """Settings as a user types them."""
+    typed: list[str] = []
+    for path, value in values.items():
+        *parents, name = path.replace("_", "-").split(".")
+        if isinstance(value, bool):
+            typed.append("--" + ".".join([*parents, name if value else f"no-{name}"]))
+        else:
+            typed += ["--" + ".".join([*parents, name]), str(value)]
+    return typed
+
+
+def ours(preset: str, task: str, steps: int, values: dict[str, Any], files: tuple[Path, ...] = ()) -> int:
+    """Steps per second of `rookery train`, of all chunks but the first."""
+    from rookery.training.folder import RunFolder
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(ROOKERY), "train", preset, "--task", task, "--steps", str(steps), "--out", folder, "--quiet"]
+        command += ["--evaluation.points", "1", "--evaluation.episodes", "1", "--evaluation.final", "1"]
+        command += [*flags(values), *(word for file in files for word in ("--import", str(file)))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+        (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
+        timing = RunFolder(run).timing().sort("chunk")[1:]
+    return round(timing["steps"].sum() / timing["seconds"].sum())
+
+
+def ratios(sides: dict[str, Callable[[int], int]], rounds: int) -> dict[str, Any]:
+    """The sides in turn; the first divided by the second."""
+    found: dict[str, list[int]] = {name: [] for name in sides}
+    for turn in range(rounds):
+        for name, side in sides.items():
+            found[name].append(side(turn))
+    mine, theirs = (max(rates) for rates in found.values())
+    return {"ratio": round(mine / theirs, 2), "steps/s of each round": found}
+
+
+def sb3(given: argparse.Namespace) -> dict[str, Any]:
+    """Stable-Baselines3, in the interpreter that has it."""
+
+    def theirs(peer: Peer, turn: int) -> int:
+        request = {"task": peer.task, "algorithm": peer.algorithm, "envs": peer.envs, "settings": peer.settings}
+        request |= {"warm_up": 2 * peer.rollout, "steps": budget(peer), "threads": 1 - turn % 2}
+        command = [str(given.torch_python), str(HERE / "sb3_side.py"), json.dumps(request)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+        return json.loads(done.stdout.splitlines()[-1])["steps_per_second"]
+
+    def budget(peer: Peer) -> int:
+        return max(round(peer.steps * given.budget), 4 * peer.rollout)
+
+    return {
+        name: ratios(
+            {
+                "rookery": lambda _, p=peer: ours(p.preset, f"gymnasium:{p.task}", budget(p), p.ours),
+                "stable-baselines3": lambda turn, p=peer: theirs(p, turn),
+            },
+            given.rounds,
+        )
+        for name, peer in PEERS.items()
+    }
+
+
+def epymarl(given: argparse.Namespace) -> dict[str, Any]:
+    """EPyMARL's script, in the same interpreter; both sides step mpe2's environment."""
+    found = {}
+    for name, steps in (("EPyMARL QMIX, 1 environment", 20_000), ("EPyMARL QMIX, 8 environments", 60_000)):
+        case = torch_peers.CASES[name]
+
+        def theirs(_: int, case: torch_peers.Case = case) -> int:
+            rate = torch_peers.of_torch(case, given.epymarl.resolve(), given.torch_python, 15 * given.budget)
+            return round(case.steps * rate["updates_per_second"])
+
+        def mine(_: int, case: torch_peers.Case = case, steps: int = steps) -> int:
+            task = "pettingzoo:mpe2.simple_spread_v3"
+            return ours(case.preset, task, max(round(steps * given.budget), 2000), case.ours)
+
+        found[name] = ratios({"rookery": mine, "EPyMARL": theirs}, given.rounds)
+    return found
+
+
+ALE = """
+import sys, time
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+envs, steps = int(sys.argv[1]), int(sys.argv[2])
+games = AtariVectorEnv("ms_pacman", envs)
+rng = np.random.default_rng(0)
+games.reset(seed=np.arange(envs))
+start = time.perf_counter()
+for _ in range(steps // envs):
+    games.step(rng.integers(0, 9, envs).astype(np.int32))
+print(round(steps // envs * envs / (time.perf_counter() - start)))
+"""
+
+
+def atari(given: argparse.Namespace) -> dict[str, Any]:
+    """MsPacman by ale-py's vector environment, and through the engine, which chooses where games are stepped."""
+    steps = max(round(60_000 * given.budget), 2000)
+
+    def alone(envs: int) -> int:
+        command = [sys.executable, "-c", ALE, str(envs), str(steps)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    def through(envs: int) -> int:
+        values = {"algo.collect.envs": envs, "algo.collect.length": 64}
+        return ours("random", "atari:MsPacman", steps, values, (HERE / "random_play.py",))
+
+    return {
+        f"MsPacman, {envs} environments": ratios(
+            {"rookery": lambda _, n=envs: through(n), "ale-py": lambda _, n=envs: alone(n)}, given.rounds
+        )
+        for envs in (16, 64)
+    }
+
+
+QUESTIONS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "overhead": lambda given: overhead(given.envs, given.seconds),
+    "store": lambda given: store(),
+    "sb3": sb3,
+    "epymarl": epymarl,
+    "atari": atari,
+}
 
 
 def main() -> None:
     """Answer the chosen questions, one JSON line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
+    parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=["overhead", "store"])
     parser.add_argument("--envs", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--torch-python", type=Path, help="an interpreter with stable-baselines3 or EPyMARL's needs")
+    parser.add_argument("--epymarl", type=Path, help="a checkout of EPyMARL")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--budget", type=float, default=1.0, help="share of the steps of a full measurement")
     parser.add_argument("--out", type=Path, help="JSON file; what it holds of other questions is kept")
     given = parser.parse_args()
+    if {"sb3", "epymarl"} & {*given.only} and not given.torch_python:
+        parser.error("sb3 and epymarl need --torch-python.")
+    if "epymarl" in given.only and not given.epymarl:
+        parser.error("epymarl needs --epymarl.")
     results = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
     for question in given.only:
-        results[question] = QUESTIONS[question](given.envs, given.seconds)
+        results[question] = QUESTIONS[question](given)
         print("\n".join(f"{name}: {json.dumps(figures)}" for name, figures in results[question].items()), flush=True)
         if given.out:
             given.out.write_text(json.dumps(results, indent=1))

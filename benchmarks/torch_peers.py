@@ -100,7 +100,7 @@ def compare(case: Case, checkout: Path, python: Path, rounds: int) -> dict[str, 
     """Both sides in turn; ours with one shard and with a shard for each of two cores."""
     found: dict[str, list[int]] = {"theirs": [], "one shard": [], "two shards": []}
     for _ in range(rounds):
-        theirs = of_torch(case, checkout, python)
+        theirs = of_torch(case, checkout, python, SECONDS)
         found["theirs"].append(round(case.steps * theirs["updates_per_second"]))
         for shards, name in ((1, "one shard"), (2, "two shards")):
             request = {"iterations": 40, **case.ours, "algo.collect.shards": shards}
@@ -111,9 +111,9 @@ def compare(case: Case, checkout: Path, python: Path, rounds: int) -> dict[str, 
     return {**ratios, "steps/s of each round": found}
 
 
-def of_torch(case: Case, checkout: Path, python: Path) -> dict[str, Any]:
+def of_torch(case: Case, checkout: Path, python: Path, seconds: float) -> dict[str, Any]:
     """Their side, in a process of its own; what it leaves behind is stopped."""
-    request = {"checkout": str(checkout), "seconds": SECONDS, "code": case.code, "skip": case.skip}
+    request = {"checkout": str(checkout), "seconds": seconds, "code": case.code, "skip": case.skip}
     request["arguments"] = case.arguments
     command = [str(python), str(HERE / "torch_side.py"), json.dumps(request)]
     # A session of its own, so that the environments' processes can be stopped with it.

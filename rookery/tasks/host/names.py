@@ -9,7 +9,6 @@ import pkgutil
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from typing import Any
 
 from rookery.core.registry import TASK_PREFIXES
@@ -23,15 +22,23 @@ from rookery.tasks.host.pymarl_task import PyMarl
 KNOWN_IDS: Mapping[str, Mapping[str, Any]] = {
     "Foraging": {"limit_is_truncation": True},
     "rware": {"limit_is_truncation": True},
+    # Nothing limits how high a lander flies (17 was seen), though 2.5 is declared.
+    "LunarLander": {"check_bounds": False},
+    # There the text tells which of several objects is the goal: a user must decide to go without.
+    "MiniGrid-Fetch": {},
+    "MiniGrid-GoTo": {},
+    "MiniGrid-PutNear": {},
+    "MiniGrid-": {"drop": ("mission",)},
+    # The screen becomes an image of 60 x 80 pixels that stays uint8. Game variables (such as health) are left out:
+    # joined with them, the image would be a vector of floats.
     "Vizdoom": {
         "kwargs": '{"frame_skip": 4}',
         "wrappers": ('rookery.tasks.host.vizdoom_screen:SmallScreen({"shrink": 4})',),
         "drop": ("gamevariables",),
     },
 }
-"""Beginning of a Gymnasium id -> settings that its environments need. Foraging and rware report time limits as
-terminations. ViZDoom's screen becomes an image of 60 x 80 pixels that stays uint8; its game variables (such as health)
-are left out: joined with them, the image would be a vector of floats."""
+"""Beginning of a Gymnasium id -> settings that its environments need; the first match counts. lbforaging and rware
+report time limits as terminations."""
 KNOWN_MODULES: Mapping[str, Mapping[str, Any]] = {
     "mpe2.simple_adversary_v3": {"cooperative": False},
     "mpe2.simple_crypto_v3": {"cooperative": False, "teams": ("adversary", "good", "good")},
@@ -55,21 +62,19 @@ MORE = ("magent2.environments", "gymnasium_robotics.envs.multiagent_mujoco")
 
 def _gymnasium(rest: str) -> Gymnasium:
     import_module("gymnasium", f"gymnasium:{rest}")
-    task = Gymnasium(id=rest)
     bare = rest.rpartition(":")[2]
-    for beginning, values in KNOWN_IDS.items():
-        if bare.startswith(beginning):
-            task = replace(task, **values)
-    return task
+    return Gymnasium(id=rest, **_known(bare, KNOWN_IDS))
 
 
 def _pettingzoo(rest: str) -> PettingZoo:
     import_module("pettingzoo", f"pettingzoo:{rest}")
     import_module(rest, f"pettingzoo:{rest}")
-    for beginning, values in KNOWN_MODULES.items():
-        if rest.startswith(beginning):
-            return PettingZoo(module=rest, **values)
-    return PettingZoo(module=rest)
+    return PettingZoo(module=rest, **_known(rest, KNOWN_MODULES))
+
+
+def _known(name: str, table: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The settings of the first beginning that fits."""
+    return next((values for beginning, values in table.items() if name.startswith(beginning)), {})
 
 
 def _atari(rest: str) -> Atari:

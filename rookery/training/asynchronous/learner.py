@@ -52,8 +52,8 @@ class Learner:
     def __init__(self, job: Job, program: LearnerProgram, memory: SharedMemory) -> None:
         self._job, self._program, self._memory = job, program, memory
         host = program.host
-        acting, learning, stepping = program.arguments()
-        self._act = Executable(jit(host.act, donate_argnums=2).lower(*acting))
+        _, learning, stepping = program.arguments()
+        self._act = Executable(host.lowered_act)
         self._gradient = Executable(jit(program.gradient, donate_argnums=(2, 3)).lower(*learning))
         self._apply = Executable(jit(program.apply).lower(*stepping))
         self._key = np.stack([np.asarray(jax.random.PRNGKey(info.seed)) for info in member_infos(job.config)])

@@ -26,7 +26,7 @@ from rookery.training.host.measure import Choice, choose
 from rookery.training.host.packing import Packing
 from rookery.training.host.profile import time_iterations
 from rookery.training.host.program import HostProgram
-from rookery.training.host.records import Acting, Progress, Shared
+from rookery.training.host.records import Acting, Progress, Shared, leaves_of
 from rookery.training.host.steppers import InProcess, Stepper
 from rookery.training.host.workers import WorkerPool
 from rookery.training.state import (
@@ -61,8 +61,7 @@ class HostEngine:
 
     @cached_property
     def _act(self) -> Executable:
-        leaves, shared, acting, _, rows = self.program.arguments()
-        return Executable(jit(self.program.act, donate_argnums=2).lower(leaves, shared, acting[0], rows[0][0]))
+        return Executable(self.program.lowered_act)
 
     @cached_property
     def _learn(self) -> Executable:
@@ -118,7 +117,7 @@ class HostEngine:
         """Iterations of every member; 0: as many as training takes at once."""
         carry, progress = self._collector.attach(state.members)
         shared, acting = self._acting(state, carry)
-        leaves = tuple(jax.tree.leaves(state.members.algo))
+        leaves = leaves_of(state.members.algo)
         found = []
         for _ in range(iterations or iterations_per_chunk(self.config)):
             acting, rows = self._collector.collect(self._act, leaves, shared, acting)

@@ -19,6 +19,7 @@ from rookery.training.compiled.program import over_members
 from rookery.training.compiled.rollout import LONGEST, within_bounds
 from rookery.training.host.packing import Packing
 from rookery.training.host.program import HostProgram
+from rookery.training.host.records import Leaves, leaves_of
 from rookery.training.host.steppers import Stepper
 from rookery.training.host.worlds import mix
 from rookery.training.state import Episodes
@@ -67,10 +68,18 @@ class Player:
         jax.eval_shape(partial(self.act, live=True), *self._arguments(live=True))
 
     def executable(self, *, live: bool = True) -> Executable:
-        """`act` for the states of a run, or for policies."""
+        """`act` for the states of a run, or for policies, of flat tuples: what stays the same, what acting returns."""
         if live not in self._acts:
-            act = jit(partial(self.act, live=live), donate_argnums=1)
-            self._acts[live] = Executable(act.lower(*self._arguments(live=live)))
+            source, now, *others, row = self._arguments(live=live)
+            of_fixed, of_now = jax.tree.structure((source, *others)), jax.tree.structure(now)
+
+            def act(fixed: Leaves, now: Leaves, row: Array) -> tuple[Leaves, Action]:
+                source, *others = jax.tree.unflatten(of_fixed, fixed)
+                after, action = self.act(source, jax.tree.unflatten(of_now, now), *others, row, live=live)
+                return leaves_of(after), action
+
+            flat = leaves_of((source, *others)), leaves_of(now), row
+            self._acts[live] = Executable(jit(act, donate_argnums=1).lower(*flat))
         return self._acts[live]
 
     def _arguments(self, *, live: bool) -> tuple[Any, ...]:
@@ -104,12 +113,13 @@ class Player:
         success, going = np.zeros(n, np.float32), np.ones(n, bool)
         if plays is not None:
             going = np.repeat(plays, self._episodes)
-        now = self._carry(swept, keys), jnp.int32(0)
+        fixed = leaves_of((source, swept, keys, when))
+        now = leaves_of((self._carry(swept, keys), jnp.int32(0)))
         act = self.executable(live=live)
         stepper.reset(seeds)
         for _ in range(spec.limit or LONGEST):
             # A copy: the device may still read it when the environments have moved on.
-            now, action = act(source, now, swept, keys, when, stepper.block.copy())
+            now, action = act(fixed, now, stepper.block.copy())
             stepper.send(np.asarray(action), seeds)
             lost = stepper.wait()
             if lost is not None:  # their episodes begin again

@@ -15,6 +15,7 @@ from rookery.training.compiled.compiler import jit
 from rookery.training.engine import Timing
 from rookery.training.host.collector import Act, Collector
 from rookery.training.host.program import HostProgram
+from rookery.training.host.records import leaves_of
 from rookery.training.host.steppers import Stepper
 
 _LEAST = 3  # iterations after the one that compiles
@@ -66,7 +67,7 @@ def time_iterations(
         state = jit(program.init, once=True)()
         # A Q learner waits until its store is full enough; what is measured is the time after that.
         state = replace(state, iteration=jnp.int32(program.config.algo.warmup()))
-        leaves = tuple(jax.tree.leaves(state.members.algo))
+        leaves = leaves_of(state.members.algo)
         now = leaves, program.shared(state), program.acting(state), collector.begin()
         del state, leaves
 

@@ -13,11 +13,12 @@ from jaxtyping import Array
 from rookery.core.config import with_values
 from rookery.core.keys import stream
 from rookery.core.types import Action, Algorithm, Arrays, Carry, Clock, Extra, Metrics, Packed, Rollout, Spec, Step
+from rookery.training.compiled.compiler import jit
 from rookery.training.compiled.program import chunk_report, over_members, strong
 from rookery.training.compiled.rollout import Tally, add_up, episode_metrics, filled_rows, within_bounds
 from rookery.training.config import RunConfig
 from rookery.training.host.packing import Packing
-from rookery.training.host.records import Acting, Leaves, Progress, Shared, Tape
+from rookery.training.host.records import Acting, Leaves, Progress, Shared, Tape, leaves_of
 from rookery.training.host.worlds import HostWorlds, capacity, digest, fold
 from rookery.training.state import (
     ChunkReport,
@@ -131,7 +132,7 @@ class HostProgram:
         row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)
         rows = jax.ShapeDtypeStruct((self.length + 1, self.packing.nbytes), jnp.uint8)
         shared, acting = jax.eval_shape(self.shared, state), jax.eval_shape(self.acting, state)
-        leaves = tuple(jax.tree.leaves(state.members.algo))
+        leaves = leaves_of(state.members.algo)
         return leaves, shared, acting, jax.eval_shape(self.progress), ((row, rows),) * self.halves
 
     def shared(self, state: RunState) -> Shared:
@@ -160,7 +161,7 @@ class HostProgram:
         slots = self.length // self.interval + 1
         state = self.shapes
         row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)
-        leaves = tuple(jax.tree.leaves(state.members.algo))
+        leaves = leaves_of(state.members.algo)
         (half, *_) = jax.eval_shape(self.split, state.members.worlds.carry)
         acting = jax.eval_shape(
             lambda carry: Acting(jnp.int32(0), jnp.int32(0), carry, Tape(jnp.zeros(0), {}, ())), half
@@ -173,6 +174,19 @@ class HostProgram:
         return Tape(rows(self.length, action), rows(self.length, extra), rows(slots, carry))
 
     # -- acting -------------------------------------------------------------------------------------------------
+    @cached_property
+    def lowered_act(self) -> jax.stages.Lowered:
+        """`act` of flat tuples: of the algorithm's state, of `Shared`, and of `Acting`, which it returns too."""
+        leaves, shared, acting, _, rows = self.arguments()
+        taken_apart = [jax.tree.structure(x) for x in (shared, acting[0])]
+
+        def act(leaves: Leaves, shared: Leaves, acting: Leaves, row: Array) -> tuple[Leaves, Action]:
+            whole = map(jax.tree.unflatten, taken_apart, (shared, acting))
+            after, action = self.act(leaves, *whole, row)
+            return leaves_of(after), action
+
+        return jit(act, donate_argnums=2).lower(leaves, leaves_of(shared), leaves_of(acting[0]), rows[0][0])
+
     def act(self, leaves: Leaves, shared: Shared, acting: Acting, row: Array) -> tuple[Acting, Action]:
         """Exploring actions for one row of bytes: as the environments take them [member * env, agent, ...]."""
         t, tape, interval = acting.t, acting.tape, self.interval
@@ -227,7 +241,7 @@ class HostProgram:
         state, steps, progress, metrics = over_members(one, *of_members, batch=stored)
         acting = self.next_rollout(acting, shared)
         shared = replace(shared, steps=steps, iteration=shared.iteration + 1)
-        return tuple(jax.tree.leaves(state)), shared, acting, progress, (metrics, steps)
+        return leaves_of(state), shared, acting, progress, (metrics, steps)
 
     def seen(self, acting: tuple[Acting, ...], rows: tuple[Array, ...]) -> tuple[Step, Tape]:
         """What was seen and done in a rollout [member, row, env, ...]."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
+import jax
 from jaxtyping import Array, Float, Int, UInt
 
 from rookery.core.types import Action, Carry, Extra
 from rookery.training.compiled.rollout import Tally
 
 Leaves = tuple[Array, ...]
-"""The arrays of the algorithm's state [member, ...]. Calls with a flat tuple start sooner than calls with modules."""
+"""The arrays of a module. What is called for every row takes and returns flat tuples: modules are taken apart and put
+together in Python, which took 95 of the 155 us of a call that acts for one CartPole."""
+
+
+def leaves_of(tree: Any) -> tuple[Any, ...]:
+    """The arrays of a tree (or their shapes)."""
+    return tuple(jax.tree.leaves(tree))
 
 
 class Tape(eqx.Module):

@@ -26,6 +26,16 @@ def test_catalog_names_are_found() -> None:
     assert find_task("gymnasium:Foraging-8x8-2p-3f-v3").limit_is_truncation
 
 
+def test_ids_that_need_settings_have_them() -> None:
+    """What text tells about the goal is not left out unasked; a lander's own bounds are not its environment's."""
+    need("gymnasium", "minigrid", "Box2D")
+    assert find_task("gymnasium:MiniGrid-DoorKey-5x5-v0").spec.obs_shape == (4 + 7 * 7 * 3,)
+    with pytest.raises(ConfigError, match=r"--task\.drop mission"):
+        _ = find_task("gymnasium:MiniGrid-Fetch-5x5-N2-v0").spec
+    lander = find_task("gymnasium:LunarLander-v3")
+    assert not lander.check_bounds and replace(lander, check_bounds=True) == Gymnasium(id="LunarLander-v3")
+
+
 def test_known_modules_have_their_teams() -> None:
     need("pettingzoo", "mpe2")
     assert find_task("pettingzoo:mpe2.simple_spread_v3").cooperative
