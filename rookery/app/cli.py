@@ -134,6 +134,33 @@ class Eval(Imports):
 
 
 @dataclass(frozen=True)
+class Picture(Imports):
+    """Draw what a run has learned: a memory with its values, key nodes and paths; a hypernetwork's increments."""
+
+    run: RunName
+    """Path, name or unique beginning of the name of a run."""
+    step: str = "last"
+    """The policy to draw: last, best, or environment steps of a state that the run has kept."""
+    again: bool = False
+    """Train the run once more, in memory, up to --step: for steps that were not kept."""
+    member: int = 0
+    """Which seed (and swept value), counted from 0."""
+    to: Path = Path("pictures")
+    """Folder of the pictures."""
+    out: Path = Path("runs")
+    """Folder of the runs."""
+
+    def __call__(self) -> int:
+        """Run the command."""
+        from rookery.studies import pictures
+        from rookery.training.folder import resolve
+
+        load_registries()
+        print(pictures.save(resolve(self.run, self.out), self.to, self.step, self.member, again=self.again))
+        return 0
+
+
+@dataclass(frozen=True)
 class Tasks(Imports):
     """List tasks."""
 
@@ -189,6 +216,7 @@ COMMANDS: dict[str, type] = {
     "ls": Ls,
     "show": Show,
     "eval": Eval,
+    "picture": Picture,
     "tasks": Tasks,
     "algorithms": Algorithms,
     "study": Study,

@@ -23,7 +23,7 @@ from rookery.studies import stats
 from rookery.studies.results import FEW, Cell, Results
 from rookery.studies.summarise import few_seeds
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small files that can be searched
     "font.size": 9,
     "axes.spines.top": False,
@@ -38,7 +38,7 @@ _MARKS = "osD^vP*X<>"
 
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write a figure as SVG, PNG and PDF; returns the SVG, to stand in a page."""
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # it would be laid out anew, alike, for each of the files
         # `savefig` draws everything twice. The PNG comes first: the other two set the resolution to their own.
@@ -67,7 +67,7 @@ def all_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
         order = ["aggregate", "heatmap", "profile", "improvement", "curves", "clock", "final"]
     if results.view == "ablation":
         order = ["curves", "improvement", "final", "clock", "aggregate"]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for name in order:
             yield from makers[name](results)
 

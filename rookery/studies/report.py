@@ -12,7 +12,7 @@ from typing import Any
 
 import rookery
 from rookery.core.errors import RunError
-from rookery.studies import plots, summarise, tables
+from rookery.studies import pictures, plots, summarise, tables
 from rookery.studies.plan import Scale, Study
 from rookery.studies.read import open_runs
 from rookery.studies.results import Results, collect
@@ -82,11 +82,27 @@ def write(results: Results, name: str, to: Path) -> Report:
             (figure_name, caption, plots.save(figure, folder / "figures", figure_name))
             for figure_name, caption, figure in plots.all_figures(results)
         ]
+        drawn, problems = _pictures(results, folder / "figures")
         every = summarise.all_tables(results)
         tables.write(every, folder / "tables")
-        warnings = summarise.warnings(results)
-        (folder / "index.html").write_text(_page(results, name, figures, every, warnings))
+        warnings = [*summarise.warnings(results), *problems]
+        (folder / "index.html").write_text(_page(results, name, figures + drawn, every, warnings))
     return Report(folder, tuple(warnings), tuple(every))
+
+
+def _pictures(results: Results, folder: Path) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Pictures of what was learned by the first seed of every algorithm on every task, and what kept some away."""
+    known = {run.name: run for run in results.runs.folders}
+    first = results.runs.members.unique(["label", "task"], keep="first", maintain_order=True)
+    groups = [(row["label"], row["task"], known[row["run"]], row["member"]) for row in first.iter_rows(named=True)]
+    drawn: list[tuple[str, str, str]] = []
+    problems: list[str] = []
+    for name, caption, figure in pictures.of_groups(groups):
+        if isinstance(figure, str):
+            problems.append(figure)
+        else:
+            drawn.append((name, caption, plots.save(figure, folder, name)))
+    return drawn, problems
 
 
 def _new_folder(to: Path) -> Path:

@@ -146,7 +146,7 @@ class Maze:
         reward = jnp.where(at_goal, self.goal_reward, jnp.where(at_wall, self.obstacle_reward, self.step_reward))
         ended = at_goal if self.bump == "stay" else at_goal | at_wall
         return Step(
-            obs=self._observe(state)[None],
+            obs=self.observe(state)[None],
             state=jnp.zeros(0),
             legal=jnp.ones((1, len(MOVES)), bool),
             alive=jnp.ones(1, bool),
@@ -157,7 +157,7 @@ class Maze:
             success=at_goal.astype(jnp.float32),
         )
 
-    def _observe(self, state: MazeState) -> Float[Array, "*obs"]:
+    def observe(self, state: MazeState) -> Float[Array, "*obs"]:
         """The agent's observation, in the form that the config asks for."""
         row, column = state.cell
         here = jnp.zeros((self.height, self.width)).at[row, column].set(1.0)
