@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import add_out, save
 
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import ActionSpec, Collect, Spec
@@ -124,14 +125,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
     parser.add_argument("--envs", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--out", type=Path, help="JSON file; what it holds of other questions is kept")
+    add_out(parser)
     given = parser.parse_args()
-    results = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
     for question in given.only:
-        results[question] = QUESTIONS[question](given.envs, given.seconds)
-        print("\n".join(f"{name}: {json.dumps(figures)}" for name, figures in results[question].items()), flush=True)
-        if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
+        rows = [{"name": name, **row} for name, row in QUESTIONS[question](given.envs, given.seconds).items()]
+        print("\n".join(json.dumps(row) for row in rows), flush=True)
+        save(given.out, question, rows)
 
 
 if __name__ == "__main__":
