@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch_peers
+from common import add_out, save
 
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import ActionSpec, Collect, Spec
@@ -334,18 +335,16 @@ def main() -> None:
     parser.add_argument("--epymarl", type=Path, help="a checkout of EPyMARL")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=float, default=1.0, help="share of the steps of a full measurement")
-    parser.add_argument("--out", type=Path, help="JSON file; what it holds of other questions is kept")
+    add_out(parser)
     given = parser.parse_args()
     if {"sb3", "epymarl"} & {*given.only} and not given.torch_python:
         parser.error("sb3 and epymarl need --torch-python.")
     if "epymarl" in given.only and not given.epymarl:
         parser.error("epymarl needs --epymarl.")
-    results = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
     for question in given.only:
-        results[question] = QUESTIONS[question](given)
-        print("\n".join(f"{name}: {json.dumps(figures)}" for name, figures in results[question].items()), flush=True)
-        if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
+        rows = [{"name": name, **row} for name, row in QUESTIONS[question](given).items()]
+        print("\n".join(json.dumps(row) for row in rows), flush=True)
+        save(given.out, question, rows)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ those of all cores together, so that others on the machine count less.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from common import add_out, least_seconds, markdown, save
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
@@ -72,17 +71,6 @@ def preset(name: str, task: str, iterations: int = 4) -> tuple[Callable[[], Any]
     return lambda: jax.block_until_ready(run(state)), int(report.steps[0])
 
 
-def least_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The least seconds of each call, all called in turn."""
-    least = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            least[name] = min(least[name], time.process_time() - start)
-    return least
-
-
 def forms(rounds: int) -> list[dict[str, Any]]:
     """Milliseconds and megabytes of both forms."""
     ways = {
@@ -92,7 +80,7 @@ def forms(rounds: int) -> list[dict[str, Any]]:
         "matrix for each environment": naive_shared,
     }
     made = {(way, n): layer(form, n) for way, form in ways.items() for n in (4, 16, 64)}
-    seconds = least_seconds({str(key): call for key, (call, _) in made.items()}, rounds)
+    seconds = least_seconds({str(key): call for key, (call, _) in made.items()}, rounds, time.process_time)
     return [
         {"form": way, "features": n, "ms": round(1e3 * seconds[str((way, n))], 2), "MB": round(size / 1e6, 1)}
         for (way, n), (_, size) in made.items()
@@ -102,7 +90,7 @@ def forms(rounds: int) -> list[dict[str, Any]]:
 def costs(task: str, rounds: int) -> list[dict[str, Any]]:
     """Microseconds per environment step of each preset, and the ratio to MAPPO's."""
     made = {name: preset(name, task) for name in SIDES}
-    seconds = least_seconds({name: call for name, (call, _) in made.items()}, rounds)
+    seconds = least_seconds({name: call for name, (call, _) in made.items()}, rounds, time.process_time)
     each = {name: 1e6 * seconds[name] / steps for name, (_, steps) in made.items()}
     return [
         {"preset": name, "us per environment step": round(us, 1), "to mappo": round(us / each["mappo"], 2)}
@@ -110,22 +98,16 @@ def costs(task: str, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table."""
-    lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0])]
-    return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(map(str, row.values())) for row in rows)])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="mpe/simple_spread")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    add_out(parser)
     options = parser.parse_args()
     found = {"forms": forms(options.rounds), "presets": costs(options.task, options.rounds)}
-    print(table(found["forms"]), table(found["presets"]), sep="\n\n")
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    for name, rows in found.items():
+        print(markdown(rows), end="\n\n")
+        save(options.out, f"hyper_{name}", rows)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ sequences, drawn and rated as a gradient step does. Prints tables and, with --ou
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from common import add_out, least_seconds, markdown, save
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
@@ -73,17 +71,6 @@ def updates(algo: Q, task: Any) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(update(state, rollout))
 
 
-def least_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The least seconds of each call, all called in turn."""
-    least = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            least[name] = min(least[name], time.perf_counter() - start)
-    return least
-
-
 def gradient_steps(task: str, rounds: int) -> list[dict[str, Any]]:
     """Milliseconds of a gradient step of each side, and the ratio to what it builds on."""
     wanted = sides()
@@ -120,23 +107,17 @@ def priorities(capacity: int, rounds: int) -> dict[str, Any]:
     return {"sequences": capacity} | {f"{name}, us": round(1e6 * s / STEPS, 1) for name, s in seconds.items()}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table."""
-    lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0])]
-    return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(map(str, row.values())) for row in rows)])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=["smax/2s3z", "mpe/simple_spread"])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path)
+    add_out(parser)
     options = parser.parse_args()
     steps = [row for task in options.tasks for row in gradient_steps(task, options.rounds)]
     draws = [priorities(capacity, options.rounds) for capacity in (5_000, 100_000)]
-    print(table(steps), table(draws), sep="\n\n")
-    if options.out:
-        options.out.write_text(json.dumps({"gradient_steps": steps, "priorities": draws}, indent=2) + "\n")
+    for name, rows in {"mechanisms": steps, "priorities": draws}.items():
+        print(markdown(rows), end="\n\n")
+        save(options.out, name, rows)
 
 
 if __name__ == "__main__":

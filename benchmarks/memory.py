@@ -12,16 +12,14 @@ hash, by distance, and into a graph (node, edge and value). Tables of more than 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import add_out, least_seconds, markdown, save
 
 from rookery.memory.dictionary import Dictionary, Rows
 from rookery.memory.graph import Graph, Moves, nowhere
@@ -30,17 +28,6 @@ from rookery.training.compiled.compiler import jit
 
 DIM, NEIGHBORS, ROWS = 64, 50, 16
 METHODS: tuple[Method, ...] = ("blocks", "top_k", "approx")
-
-
-def least_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The least seconds of each call, all called in turn."""
-    least = dict.fromkeys(calls, float("inf"))
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            least[name] = min(least[name], time.perf_counter() - start)
-    return least
 
 
 def compiled(f: Callable[..., Any], *args: Any) -> Callable[[], Any]:
@@ -130,12 +117,6 @@ def writes(n: int, rounds: int) -> dict[str, Any]:
     return {"slots": n} | {f"{name}, ms": round(1e3 * s / rows, 3) for name, s in seconds.items()}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a Markdown table."""
-    lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0])]
-    return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(map(str, row.values())) for row in rows)])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 100_000, 500_000])
@@ -143,14 +124,14 @@ def main() -> None:
     parser.add_argument("--tables", type=int, nargs="+", default=[1, 18])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--gigabytes", type=float, default=3.0)
-    parser.add_argument("--out", type=Path)
+    add_out(parser)
     options = parser.parse_args()
     sizes = [(t, n) for t in options.tables for n in options.keys if 4e-9 * t * n * DIM <= options.gigabytes]
     read = [reads(t, n, batch, options.rounds) for t, n in sizes for batch in options.batch]
     written = [writes(n, options.rounds) for n in options.keys]
-    print(table(read), table(written), sep="\n\n")
-    if options.out:
-        options.out.write_text(json.dumps({"reads": read, "writes": written}, indent=2) + "\n")
+    for name, rows in {"memory_reads": read, "memory_writes": written}.items():
+        print(markdown(rows), end="\n\n")
+        save(options.out, name, rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -20,8 +19,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from common import Row, add_out, save
 
 HERE = Path(__file__).resolve().parent
 
@@ -48,14 +50,14 @@ SPREAD = "mpe/simple_spread"
 SHARDS = 2
 """Parts of our runs, a core for each: where the work is done, not what work. JaxMARL leaves that to XLA's threads."""
 CASES = {
-    "mappo_rnn spread": Case(
+    "MAPPO-RNN, simple_spread": Case(
         "mappo_jaxmarl",
         SPREAD,
         "MAPPO/mappo_rnn_mpe.py",
         ("MAPPO/config/mappo_homogenous_rnn_mpe.yaml",),
         updates=16,
     ),
-    "mappo_rnn 2s3z": Case(
+    "MAPPO-RNN, SMAX 2s3z": Case(
         "mappo_jaxmarl",
         "smax/2s3z",
         "MAPPO/mappo_rnn_smax.py",
@@ -69,10 +71,10 @@ CASES = {
             "algo.value.sees": "state_id",
         },
     ),
-    "ippo_ff spread": Case(
+    "IPPO-FF, simple_spread": Case(
         "ippo_jaxmarl", SPREAD, "IPPO/ippo_ff_mpe.py", ("IPPO/config/ippo_ff_mpe.yaml",), updates=200
     ),
-    "qmix_rnn spread": Case(
+    "QMIX-RNN, simple_spread": Case(
         "qmix_jaxmarl",
         SPREAD,
         "QLearning/qmix_rnn.py",
@@ -92,7 +94,7 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path, help="an interpreter with JaxMARL's requirements")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each side; the first compiles cold")
-    parser.add_argument("--out", type=Path, help="where to write all figures as JSON")
+    add_out(parser)
     parser.add_argument("--ours", help=argparse.SUPPRESS)  # measure our side in this process: a case's name
     given = parser.parse_args()
     if given.ours:
@@ -100,22 +102,12 @@ def main() -> None:
         return
     if not (given.jaxmarl and given.peer_python):
         parser.error("--jaxmarl and --peer-python are needed.")
-    results = {"machine": machine(), "cases": {}}
+    rows: list[Row] = []
     for name in given.only:
-        results["cases"][name] = compare(name, given.jaxmarl.resolve(), given.peer_python, given.rounds)
-        if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
-        print_case(name, results["cases"][name])
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    cpu = next((x.split(":")[1].strip() for x in _lines("/proc/cpuinfo") if x.startswith("model name")), "")
-    return {"cpu": cpu or platform.processor(), "cores": os.cpu_count(), "python": platform.python_version()}
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
+        sides = compare(name, given.jaxmarl.resolve(), given.peer_python, given.rounds)
+        rows += [{"case": name, "side": side, **figures} for side, figures in sides.items()]
+        save(given.out, "peers", rows)
+        print_case(name, sides)
 
 
 def compare(name: str, checkout: Path, peer_python: Path, rounds: int) -> dict[str, Any]:

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-Request = dict[str, Any]
+from common import Row, add_out, save
+
 SPREAD = "mpe/simple_spread"
 
 
@@ -96,53 +96,62 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(out.splitlines()[-1])
 
 
-def by_seeds() -> dict[str, Any]:
+def by_seeds() -> list[Row]:
     """Seeds in one program, and the same number in processes side by side (as many at a time as there are cores)."""
-    found: dict[str, Any] = {}
+    found: list[Row] = []
     cores = os.cpu_count() or 1
     for preset in ("mappo", "qmix", "mappo_jaxmarl"):
         for seeds in (1, 4, 16):
-            found[f"{preset}, {seeds} seeds, one program"] = answer(apart("rate", preset=preset, seeds=seeds))
+            alone = answer(apart("rate", preset=preset, seeds=seeds))
+            found.append({"preset": preset, "seeds": seeds, "way": "one program", **alone})
         # More processes than cores wait for each other: the rate of a full machine is the rate of any number of seeds.
         rates = [answer(p) for p in [apart("rate", preset=preset) for _ in range(cores)]]
-        found[f"{preset}, {cores} processes at a time"] = {k: sum(r[k] for r in rates) for k in rates[0]}
+        together = {k: sum(r[k] for r in rates) for k in rates[0]}
+        found.append({"preset": preset, "seeds": cores, "way": "a process each", **together})
     return found
 
 
-def by_agents() -> dict[str, Any]:
+def by_agents() -> list[Row]:
     maps = ("3m", "8m", "25m", "27m_vs_30m")
-    return {f"mappo, smax/{m}": answer(apart("rate", preset="mappo", task=f"smax/{m}", seconds=10.0)) for m in maps}
+    return [
+        {"preset": "mappo", "task": f"smax/{m}"} | answer(apart("rate", preset="mappo", task=f"smax/{m}", seconds=10.0))
+        for m in maps
+    ]
 
 
-def by_envs() -> dict[str, Any]:
+def by_envs() -> list[Row]:
     counts = (1, 4, 16, 64, 256, 1024, 4096)
     request = {"preset": "mappo", "algo.minibatches": 1, "iterations": 1}
-    return {f"mappo, {n} environments": answer(apart("rate", **request, **{"algo.collect.envs": n})) for n in counts}
+    return [
+        {"preset": "mappo", "envs": n, **answer(apart("rate", **request, **{"algo.collect.envs": n}))} for n in counts
+    ]
 
 
-def by_shards() -> dict[str, Any]:
+def by_shards() -> list[Row]:
     """One seed on all cores: by XLA's threads, by one thread, and in a shard for each core."""
     cores = os.cpu_count() or 1
     cells = [(p, t) for p in ("mappo", "qmix") for t in (SPREAD, "smax/2s3z")]
     cells += [("ippo_jaxmarl", SPREAD), ("mappo_jaxmarl", SPREAD), ("mappo_onpolicy", SPREAD)]
-    ways = {f"{cores} threads": (cores, 1), "1 thread": (1, 1), f"{cores} shards": (cores, cores)}
-    return {
-        f"{p}, {t}, {way}": answer(apart("rate", threads, preset=p, task=t, **{"algo.collect.shards": shards}))
+    ways = {f"1 shard, {cores} threads": (cores, 1), "1 shard, 1 thread": (1, 1), f"{cores} shards": (cores, cores)}
+    return [
+        {"preset": p, "task": t, "way": way}
+        | answer(apart("rate", threads, preset=p, task=t, **{"algo.collect.shards": shards}))
         for p, t in cells
         for way, (threads, shards) in ways.items()
-    }
+    ]
 
 
-def by_replay() -> dict[str, Any]:
+def by_replay() -> list[Row]:
     cells = [(p, t) for p in ("qmix", "qmix_pymarl") for t in (SPREAD, "smax/3m", "smax/27m_vs_30m")]
-    return {f"{p}, {t}": answer(apart("episode_bytes", preset=p, task=t)) for p, t in cells}
+    return [{"preset": p, "task": t, **answer(apart("episode_bytes", preset=p, task=t))} for p, t in cells]
 
 
-def by_length() -> dict[str, Any]:
-    return {
-        f"{preset}, 5M steps": answer(apart("long_run", preset=preset, task=SPREAD, steps=5_000_000))
+def by_length() -> list[Row]:
+    steps = 5_000_000
+    return [
+        {"preset": preset, "steps": steps, **answer(apart("long_run", preset=preset, task=SPREAD, steps=steps))}
         for preset in ("mappo", "qmix")
-    }
+    ]
 
 
 QUESTIONS = {
@@ -159,19 +168,17 @@ def main() -> None:
     """Answer the chosen questions, one JSON line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
-    parser.add_argument("--out", type=Path, help="JSON file; what it holds of other questions is kept")
+    add_out(parser)
     parser.add_argument("--work", help=argparse.SUPPRESS)  # one measurement in this process
     given = parser.parse_args()
     if given.work:
         work, request = json.loads(given.work)
         print(json.dumps(WORK[work](**request)))
         return
-    results = json.loads(given.out.read_text()) if given.out and given.out.exists() else {}
     for question in given.only:
-        results[question] = QUESTIONS[question]()
-        print("\n".join(f"{name}: {json.dumps(figures)}" for name, figures in results[question].items()), flush=True)
-        if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
+        rows = QUESTIONS[question]()
+        print("\n".join(json.dumps(row) for row in rows), flush=True)
+        save(given.out, question, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How studies bear many runs: synthetic run folders of 1,000 evaluations each, then plan, status, report and compare.
 
-    python benchmarks/studies_scale.py --runs 10000 --folder FOLDER
+    python benchmarks/studies_scale.py --runs 10000 --folder FOLDER [--out FILE]
 
 The folders are made once and used again. Prints one JSON object: seconds of each stage (wall-clock, processor), and
 peak memory. "first read" reads the digests in the run folders, later reads find them in shards; "digest one run" is
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from common import add_out, save
 
 from rookery.app.options import load_registries
 from rookery.app.study_cli import catalog_scales
@@ -104,6 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--folder", type=Path, required=True)
+    add_out(parser)
     given = parser.parse_args()
     load_registries()
     file = make(given.folder, given.runs)
@@ -127,6 +129,8 @@ def main() -> None:
     timed("compare 10 runs", lambda: compare(folders[:: max(1, len(folders) // 10)][:10], scales))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(json.dumps({"runs": len(folders), "points": POINTS, "seconds": seconds, "peak MiB": peak}, indent=2))
+    rows = [{"runs": len(folders), "stage": name, "seconds": wall, "cpu": cpu} for name, (wall, cpu) in seconds.items()]
+    save(given.out, "studies", rows)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ cache is used). Ours is scored by its greedy evaluations, every 2% of the budget
 JaxMARL's scripts have none, so theirs is what they log: the mean score of the episodes that ended in an update, played
 by the sampling policy. That costs them nothing, is a little below what the greedy policy would score, and as noisy as
 the episodes are few; so their score counts as reached only as a mean of three updates.
-Results are appended to FILE, one JSON line each.
+FILE is written after every process.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from common import Row, add_out, save
 
 HERE = Path(__file__).resolve().parent
 
@@ -58,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jaxmarl", type=Path)
     parser.add_argument("--peer-python", type=Path)
-    parser.add_argument("--out", type=Path)
+    add_out(parser)
     parser.add_argument("--only", nargs="+", choices=GOALS, default=list(GOALS))
     parser.add_argument("--sides", nargs="+", default=["mappo", "ippo", "vdn", "qmix", "jaxmarl"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -74,14 +76,16 @@ def main() -> None:
         parser.error("--out is needed.")
     if "jaxmarl" in given.sides and not (given.jaxmarl and given.peer_python):
         parser.error("--jaxmarl and --peer-python are needed for the side jaxmarl.")
+    rows: list[Row] = []
     for name in given.only:
         for seed in given.seeds:
             for side in given.sides:
                 command, env = command_of(given, name, side, seed)
-                row = {"goal": name, "side": side, "seed": seed, **race(GOALS[name], side, command, env, given.limit)}
-                print(json.dumps(row), flush=True)
-                with given.out.open("a") as out:
-                    out.write(json.dumps(row) + "\n")
+                goal = GOALS[name]
+                row = {"task": goal.task, "goal": goal.score, "side": side, "seed": seed}
+                rows.append(row | race(goal, side, command, env, given.limit))
+                print(json.dumps(rows[-1]), flush=True)
+                save(given.out, "time_to_score", rows)
 
 
 def command_of(given: argparse.Namespace, name: str, side: str, seed: int) -> tuple[list[str], dict[str, str]]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common import Row, add_out, save
 from scaling import answer, apart
 
 HERE = Path(__file__).resolve().parent
@@ -81,19 +82,18 @@ def main() -> None:
     parser.add_argument("--torch-python", type=Path, required=True, help="an interpreter with their requirements")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="where to write all figures as JSON")
+    add_out(parser)
     given = parser.parse_args()
     checkouts = {"epymarl": given.epymarl, "onpolicy": given.onpolicy}
     for name in given.only:
         if checkouts[CASES[name].code] is None:
             parser.error(f"'{name}' needs --{CASES[name].code}.")
-    results: dict[str, Any] = {}
+    rows: list[Row] = []
     for name in given.only:
         checkout = checkouts[CASES[name].code].resolve()
-        results[name] = compare(CASES[name], checkout, given.torch_python, given.rounds)
-        print(f"{name}: {json.dumps(results[name])}", flush=True)
-        if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
+        rows.append({"case": name, **compare(CASES[name], checkout, given.torch_python, given.rounds)})
+        print(json.dumps(rows[-1]), flush=True)
+        save(given.out, "torch_peers", rows)
 
 
 def compare(case: Case, checkout: Path, python: Path, rounds: int) -> dict[str, Any]:
@@ -107,8 +107,7 @@ def compare(case: Case, checkout: Path, python: Path, rounds: int) -> dict[str, 
             rate = answer(apart("rate", preset=case.preset, seconds=SECONDS, **request))
             found[name].append(rate["steps_per_second"])
     best = {name: max(rates) for name, rates in found.items()}
-    ratios = {f"{name}, ratio": round(best[name] / best["theirs"], 1) for name in ("one shard", "two shards")}
-    return {**ratios, "steps/s of each round": found}
+    return {**best, "steps/s of each round": found}
 
 
 def of_torch(case: Case, checkout: Path, python: Path, seconds: float) -> dict[str, Any]:
