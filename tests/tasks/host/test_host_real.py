@@ -157,8 +157,6 @@ def test_vizdoom_trains_on_small_images() -> None:
 
     import gymnasium
 
-    import rookery.algorithms  # noqa: F401  (fills the registry)
-    from rookery.core.registry import PRESETS
     from rookery.nets.encoder import Encoder
     from rookery.training.check import check
     from rookery.training.config import Evaluation, RunConfig, Workers
