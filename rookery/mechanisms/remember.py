@@ -101,7 +101,7 @@ class Remember:
         if spec.n_agents != 1 or not alone:
             raise ConfigError(
                 f"algo.remember.kind {self.kind} is for one agent without mixer, credit, share and atoms; "
-                f"{spec.name} has {spec.n_agents} agents. Use --algo.remember.kind none, or emdqn on a task for one agent."
+                f"{spec.name} has {spec.n_agents} agents. Use --algo.remember.kind none, or a task for one agent."
             )
         if collect.restart or collect.shards > 1:
             raise ConfigError(
