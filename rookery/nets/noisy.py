@@ -41,8 +41,8 @@ def drawn(net: Noisy, key: Array) -> Params:
 
 def size(net: Noisy) -> Float[Array, ""]:
     """Mean deviation of a weight."""
-    total = sum(jnp.sum(jnp.abs(layer.weight)) for layer in net.spread)
-    return total / sum(layer.weight.size for layer in net.spread)
+    totals = jnp.stack([jnp.sum(jnp.abs(layer.weight)) for layer in net.spread])
+    return jnp.sum(totals) / sum(layer.weight.size for layer in net.spread)
 
 
 def _dense(p: Params) -> tuple[Linear, ...]:
