@@ -10,6 +10,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rookery.core import shards
@@ -155,8 +156,8 @@ class Q:
         return replace(self, collect=self.collect.shard(), replay=self.replay.shard(self.collect))
 
     def warmup(self) -> int:
-        """Iterations until the store is full."""
-        return self.replay.capacity // self.collect.envs
+        """Iterations until the first gradient step."""
+        return -(-self.replay.least // self.collect.envs)
 
     def small(self) -> Q:
         """The same algorithm with little of everything."""
@@ -295,9 +296,16 @@ class Q:
 
     def _both(self, spec: Spec, online: Weights, target: Weights, batch: Sequence) -> tuple[Array, Array]:
         """What both networks say of all rows [row, b, agent, action, ...]."""
-        seen = batch.memory.hidden, batch.step, previous_actions(batch)
-        y, y_target = (self._outputs(spec, weights.agent, *seen)[1] for weights in (online, target))
-        return y, y_target
+        seen = batch.step, previous_actions(batch)
+        read = lambda w, rows: self._outputs(spec, w.agent, batch.memory.hidden, *rows)[1]  # noqa: E731
+        if self.replay.unit == "sequence":
+            return read(online, seen), read(target, seen)
+        # Of a transition, what is not read need not be computed: its second row takes no gradient, and without `double`
+        # it is the target network's alone; its first row is the online network's.
+        before, after = (jax.tree.map(lambda x, at=at: x[at], seen) for at in (np.s_[:1], np.s_[1:]))
+        y, y_target = read(online, before), read(target, after)
+        chooser = jax.lax.stop_gradient(read(online, after)) if self.double else y_target
+        return jnp.concatenate([y, chooser]), jnp.concatenate([y_target, y_target])
 
     def _taken(self, batch: Sequence, y: Array, y_target: Array) -> tuple[Array, Array]:
         """Agents' values of the actions taken [time, b, agent], and of the rows that they led to."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ["host", "hyper", "maze", "mechanisms", "memory", "peers", "scaling", "scripted", "studies_scale"]
+SCRIPTS = ["atari", "host", "hyper", "maze", "mechanisms", "memory", "peers", "scaling", "scripted", "studies_scale"]
 SCRIPTS += ["time_to_score", "torch_peers"]
 
 
@@ -25,7 +25,7 @@ def test_a_benchmark_says_how_it_is_used(script: str) -> None:
 
 
 def test_all_benchmarks_are_known_here() -> None:
-    sides = {"jaxmarl_side", "torch_side"}  # started by the others, in interpreters that are not ours
+    sides = {"jaxmarl_side", "sb3_side", "torch_side"}  # started by the others, in interpreters that are not ours
     assert {file.stem for file in FOLDER.glob("*.py")} == {*SCRIPTS, *sides}
 
 
