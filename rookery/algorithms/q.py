@@ -10,6 +10,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rookery.core import shards
@@ -28,30 +29,29 @@ from rookery.core.types import (
     Spec,
     Step,
     global_state,
-    team_discount,
 )
 from rookery.mechanisms import share
 from rookery.mechanisms.augment import check_shift, shifted
 from rookery.mechanisms.credit import Credit, Keys
 from rookery.mechanisms.remember import Remember, Remembered
 from rookery.mechanisms.share import Borrowed, Recent, Share
-from rookery.mechanisms.values import Aims, Values
+from rookery.mechanisms.values import Aims, Values, check_n_step
 from rookery.memory import replay
 from rookery.memory.learning import Replayed, Store
 from rookery.memory.replay import Draw, Replay
-from rookery.memory.sequences import Memory, Sequence, by_partner, previous_actions, since_reset
+from rookery.memory.sequences import Memory, Sequence, previous_actions, since_reset
 from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.nets.mixers import Mixer, MixerParams
 from rookery.nets.noisy import Noisy
 from rookery.nets.optimiser import Optimiser, Schedule, norm
 from rookery.nets.target import Target
-from rookery.nets.transformer import Heard
 from rookery.ops import explore, returns, td
 
 
 class Weights(eqx.Module):
-    agent: Params | Noisy
+    agent: Any
+    """`Params`, or `Noisy` ones."""
     mixer: MixerParams
 
 
@@ -140,29 +140,20 @@ class Q:
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
         same = self.net.weights == "shared" and not self.agent_id
         self.share.check(spec, individual=individual, same=same, tokens=self.net.kind == "transformer")
-        plain = self.credit.kind == "none" and self.share.select == "none"
+        plain = self.credit.kind == "none" and not self._shares
         alone = plain and self.mixer.kind == "none"
         self.values.check(self.net, alone=alone and not self.huber and not self.td_lambda)
         self.remember.check(spec, self.collect, alone=alone and not self.values.atoms)
         check_shift(spec, self.shift)
-        self._check_n_step()
+        check_n_step(
+            self.n_step, self.replay.unit, last_action=self.last_action, other=bool(self.td_lambda) or self._shares
+        )
         if self.huber and not plain:
             raise ConfigError("algo.huber is for the team's TD error alone: use it without algo.credit and algo.share.")
-        if self.collect.shards > 1 and (self.credit.kind != "none" or self.share.select != "none"):
+        if self.collect.shards > 1 and (self.credit.kind != "none" or self._shares):
             raise ConfigError(
                 "algo.credit and algo.share choose among all transitions of a batch, which several shards do not see; "
                 "use --algo.collect.shards 1."
-            )
-
-    def _check_n_step(self) -> None:
-        if self.n_step > 1 and (self.td_lambda or self.share.select != "none"):
-            raise ConfigError(
-                "algo.n_step needs --algo.td-lambda 0 and --algo.share.select none: both have own targets."
-            )
-        if self.n_step > 1 and self.replay.unit == "transition" and self.last_action:
-            raise ConfigError(
-                f"algo.n_step ({self.n_step}) joins transitions, which leaves no place for the action before the row "
-                "that they lead to: use --algo.last-action False."
             )
 
     def shard(self) -> Q:
@@ -170,8 +161,8 @@ class Q:
         return replace(self, collect=self.collect.shard(), replay=self.replay.shard(self.collect))
 
     def warmup(self) -> int:
-        """Iterations until the store is full."""
-        return self.replay.capacity // self.collect.envs
+        """Iterations until the first gradient step."""
+        return -(-self.replay.least // self.collect.envs)
 
     def small(self) -> Q:
         """The same algorithm with little of everything."""
@@ -198,7 +189,7 @@ class Q:
         online = Weights(agent, mixer)
         replayed = self._replayed(spec)
         opt = self._optimiser_state(online)
-        recent = self.share.init(spec, stream(key, "share")) if self.share.select != "none" else None
+        recent = self.share.init(spec, stream(key, "share")) if self._shares else None
         remembered = self.remember.init(spec, self.collect.envs, stream(key, "remember"))
         learner = Learner(online, online, opt, jnp.int32(0), replayed.priorities(), recent)
         return QState(learner, replayed.empty(self.net.hidden), remembered)
@@ -210,6 +201,10 @@ class Q:
 
     def _replayed(self, spec: Spec) -> Replayed:
         return Replayed(self.replay, self.collect, spec, self.n_step, self.gamma)
+
+    @property
+    def _shares(self) -> bool:
+        return self.share.select != "none"
 
     def _id(self, spec: Spec) -> bool:
         return self.agent_id and spec.n_agents > 1
@@ -315,9 +310,16 @@ class Q:
 
     def _both(self, spec: Spec, online: Weights, target: Weights, batch: Sequence) -> tuple[Array, Array]:
         """What both networks say of all rows [row, b, agent, action, ...]."""
-        seen = batch.memory.hidden, batch.step, previous_actions(batch)
-        y, y_target = (self._outputs(spec, weights.agent, *seen)[1] for weights in (online, target))
-        return y, y_target
+        seen = batch.step, previous_actions(batch)
+        read = lambda w, rows: self._outputs(spec, w.agent, batch.memory.hidden, *rows)[1]  # noqa: E731
+        if self.replay.unit == "sequence":
+            return read(online, seen), read(target, seen)
+        # Of a transition, what is not read need not be computed: its second row takes no gradient, and without `double`
+        # it is the target network's alone; its first row is the online network's.
+        before, after = (jax.tree.map(lambda x, at=at: x[at], seen) for at in (np.s_[:1], np.s_[1:]))
+        y, y_target = read(online, before), read(target, after)
+        chooser = jax.lax.stop_gradient(read(online, after)) if self.double else y_target
+        return jnp.concatenate([y, chooser]), jnp.concatenate([y_target, y_target])
 
     def _taken(self, batch: Sequence, y: Array, y_target: Array) -> tuple[Array, Array]:
         """Agents' values of the actions taken [time, b, agent], and of the rows that they led to."""
@@ -330,12 +332,8 @@ class Q:
 
     def _hear(self, spec: Spec, params: Params, batch: Sequence, senders: Array, present: Array) -> Array:
         """Agents' values of the actions taken, with a look at what these senders make of the same moments."""
-        x, hidden, first = self._view(spec, batch.step, previous_actions(batch)), batch.memory.hidden, batch.step.first
-        tokens = jax.lax.stop_gradient(self.net.tokens(params, hidden, x, first, spec.entities))
-        present = jnp.concatenate([present, jnp.zeros_like(present[:1])])  # nothing is done at the last row
-        heard = Heard(*(jnp.swapaxes(y, 2, 3) for y in (by_partner(tokens, senders), present)))
-        _, q = self.net.unroll(params, hidden, x, first, spec.entities, heard)
-        return td.take(q[:-1], batch.action)
+        x = self._view(spec, batch.step, previous_actions(batch))
+        return td.take(share.heard_outputs(self.net, params, batch, x, spec.entities, senders, present), batch.action)
 
     def _loss(
         self,
@@ -357,10 +355,12 @@ class Q:
         state = global_state(spec, batch.step)
         mix = lambda q_i: self.mixer(online.mixer, q_i, state[:-1])  # noqa: E731
         q_tm1 = mix(q_i if self.credit.kind == "none" else jax.lax.stop_gradient(q_i))
-        aims, v_t = self._aims(batch.step), self.mixer(target.mixer, v_i, state[1:])
-        targets = jax.lax.stop_gradient(
-            _backup(aims.r_t, aims.discount_t, aims.at(v_t), batch.step.last, self.td_lambda)
-        )
+        # Transitions that were drawn singly span n steps already.
+        n = self.n_step if self.replay.unit == "sequence" else 1
+        aims = Aims.of(batch.step, self.gamma, "none" if self.mixer.kind == "none" else self.team_reward, n)
+        v_t = aims.at(self.mixer(target.mixer, v_i, state[1:]))
+        targets = returns.targets(aims.r_t, aims.discount_t, v_t, batch.step.last, self.td_lambda)
+        targets = jax.lax.stop_gradient(targets)
         # Dead rows too: with the team's discount their values are bootstrapped from, so they must be trained.
         valid = jnp.broadcast_to(batch.filled[..., None], q_tm1.shape)
         q_now = jax.lax.stop_gradient(q_tm1)
@@ -380,7 +380,7 @@ class Q:
             squares, about = self.remember.penalty(spec, remembered, batch.step, batch.action, q_tm1, valid)
             squared = Mean(squared.total + Mean.of(draw.weigh(squares), valid).total, squared.weight)
             metrics |= about
-        if self.credit.kind == "none" and self.share.select == "none":
+        if self.credit.kind == "none" and not self._shares:
             return squared, (found, metrics)
         mine, squares, counts, about = self.credit.learn(mix, q_i, v_i, q_tm1 - targets, batch, self.gamma, clock, key)
         own = Mean.of(draw.weigh(squares), counts)
@@ -388,7 +388,7 @@ class Q:
         if now.recent is not None:
             read, hear = partial(self._read, spec, online, target), partial(self._hear, spec, online.agent, batch)
             # Rewards that `credit` assigns are those of one-step targets.
-            aim = partial(_backup, lam=self.td_lambda if self.credit.kind == "none" else 0.0)
+            aim = partial(returns.targets, lam=self.td_lambda if self.credit.kind == "none" else 0.0)
             squares, accepted, recent, borrowed, about = self.share.learn(
                 spec, now.recent, batch, mine, read, hear, aim, key, fresh=self.net.weights == "per_agent"
             )
@@ -398,19 +398,3 @@ class Q:
             found, metrics = Found(found.sizes, recent, borrowed and share.probe(borrowed)), metrics | about
         # Without a mixer the team's loss is the agents' own.
         return Mean.of(own.value + (0.0 if self.credit.kind == "none" else squared.value)), (found, metrics)
-
-    def _aims(self, step: Step) -> Aims:
-        """Rewards and discounts of each team's targets. Transitions that were drawn singly span n steps already."""
-        r_t = step.reward[1:]
-        if self.mixer.kind != "none":
-            r_t = (jnp.mean if self.team_reward == "mean" else jnp.sum)(r_t, axis=-1, keepdims=True)
-        discount_t = jnp.broadcast_to(self.gamma * team_discount(step)[1:, :, None], r_t.shape)
-        return Aims.of(r_t, discount_t, step.last, self.n_step if self.replay.unit == "sequence" else 1)
-
-
-def _backup(r_t: Array, discount_t: Array, v_t: Array, last: Array, lam: float) -> Array:
-    """One-step or TD(lambda) targets."""
-    if lam == 0.0:
-        return r_t + discount_t * v_t
-    lambda_t = returns.continues(last, lam)[..., None]
-    return returns.lambda_returns(r_t, discount_t, v_t, jnp.broadcast_to(lambda_t, v_t.shape))

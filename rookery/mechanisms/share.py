@@ -14,11 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
 from rookery.core.ranges import Count, Fraction, NonNegative, Whole
-from rookery.core.types import Mean, Metrics, Spec, Step
+from rookery.core.types import Entities, Mean, Metrics, Spec, Step
 from rookery.mechanisms import measures
 from rookery.mechanisms.credit import Experience, Keys
 from rookery.mechanisms.judge import Clues, Judge
-from rookery.memory.sequences import Sequence, borrow, columns
+from rookery.memory.sequences import Sequence, borrow, by_partner, columns
+from rookery.nets.agent import Net, Params
+from rookery.nets.transformer import Heard
 
 PROBE = 8
 """One in so many borrowed sequences is read again after the gradient step, to see what it taught."""
@@ -389,3 +391,20 @@ def _mean_obs(batch: Sequence) -> Float[Array, "batch agent n"]:
     rows = batch.step.obs[:-1].reshape(*batch.action.shape, -1).astype(jnp.float32)
     filled = batch.filled[..., None, None]
     return jnp.sum(rows * filled, axis=0) / jnp.maximum(jnp.sum(filled, axis=0), 1)
+
+
+def heard_outputs(
+    net: Net,
+    params: Params,
+    batch: Sequence,
+    x: Float[Array, "row b agent n_in"],
+    entities: tuple[Entities, ...],
+    senders: Int[Array, "b partner agent"],
+    present: Bool[Array, "time b partner agent"],
+) -> Float[Array, "time b agent n_out"]:
+    """A network's outputs with a look at what these senders make of the same moments."""
+    hidden, first = batch.memory.hidden, batch.step.first
+    tokens = jax.lax.stop_gradient(net.tokens(params, hidden, x, first, entities))
+    present = jnp.concatenate([present, jnp.zeros_like(present[:1])])  # nothing is done at the last row
+    heard = Heard(*(jnp.swapaxes(y, 2, 3) for y in (by_partner(tokens, senders), present)))
+    return net.unroll(params, hidden, x, first, entities, heard)[1][:-1]

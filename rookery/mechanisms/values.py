@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -15,7 +16,7 @@ from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import NonNegative, Whole
-from rookery.core.types import Mean, Metrics, Spec
+from rookery.core.types import Mean, Metrics, Spec, Step, team_discount
 from rookery.nets import noisy
 from rookery.nets.agent import Net, Params
 from rookery.nets.noisy import Noisy
@@ -31,9 +32,13 @@ class Aims(eqx.Module):
     """The row that each target bootstraps from; None: its own."""
 
     @staticmethod
-    def of(r_t: Array, discount_t: Array, last: Bool[Array, "row b"], n: int) -> Aims:
-        """Of targets that add up the rewards of up to n transitions."""
-        return Aims(r_t, discount_t, None) if n == 1 else Aims(*returns.n_step_rows(r_t, discount_t, last, n))
+    def of(step: Step, gamma: Any, team: Literal["none", "mean", "sum"], n: int) -> Aims:
+        """Of targets that add up the rewards of up to n transitions, of each agent or of what a team makes of them."""
+        r_t = step.reward[1:]
+        if team != "none":
+            r_t = (jnp.mean if team == "mean" else jnp.sum)(r_t, axis=-1, keepdims=True)
+        discount_t = jnp.broadcast_to(gamma * team_discount(step)[1:, :, None], r_t.shape)
+        return Aims(r_t, discount_t, None) if n == 1 else Aims(*returns.n_step_rows(r_t, discount_t, step.last, n))
 
     def at(self, x: Float[Array, "time b n *each"]) -> Float[Array, "time b n *each"]:
         """What the rows that targets bootstrap from have of `x`."""
@@ -150,3 +155,14 @@ class Values:
         z = aims.r_t[..., None] + aims.discount_t[..., None] * self._atoms
         p = jax.lax.stop_gradient(categorical.project(jax.nn.softmax(follow), z, self._atoms))
         return categorical.cross_entropy(p, self.of_action(y[:-1], action))
+
+
+def check_n_step(n: int, unit: str, *, last_action: bool, other: bool) -> None:
+    """Refuse n-step targets beside `other` targets, and where an action would be missing."""
+    if n > 1 and other:
+        raise ConfigError("algo.n_step needs --algo.td-lambda 0 and --algo.share.select none: both have own targets.")
+    if n > 1 and unit == "transition" and last_action:
+        raise ConfigError(
+            f"algo.n_step ({n}) joins transitions, which leaves no place for the action before the row that they lead "
+            "to: use --algo.last-action False."
+        )

@@ -12,7 +12,8 @@ def shift(image: Array, by: Int[Array, "two"], most: int) -> Array:
 
     The border is repeated outwards, so `by` = `most` leaves the image as it is (DrQ, Kostrikov et al. 2021).
     """
-    padded = jnp.pad(image, ((most, most), (most, most), (0, 0)), mode="edge")
+    edges = ((most, most), (most, most), (0, 0))
+    padded = jnp.pad(image, edges, mode="edge")  # pyright: ignore[reportUnknownMemberType]  (jax's own is partial)
     return jax.lax.dynamic_slice(padded, (by[0], by[1], 0), image.shape)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -34,6 +35,21 @@ def continues(last: Array, lam: Array | float) -> Array:
     return jnp.where(goes_on, lam, 0.0).astype(jnp.float32)
 
 
+def targets(
+    r_t: Float[Array, "time b *n"],
+    discount_t: Float[Array, "time b *n"],
+    v_t: Float[Array, "time b *n"],
+    last: Bool[Array, "rows b"],
+    lam: Array | float,
+) -> Float[Array, "time b *n"]:
+    """One-step or TD(lambda) targets of a rollout, `last` of rows 0..T given."""
+    if isinstance(lam, float) and lam == 0.0:
+        return r_t + discount_t * v_t
+    lambda_t = continues(last, lam)
+    lambda_t = lambda_t.reshape(*lambda_t.shape, *[1] * (v_t.ndim - lambda_t.ndim))
+    return lambda_returns(r_t, discount_t, v_t, jnp.broadcast_to(lambda_t, v_t.shape))
+
+
 def n_step(
     r_t: Float[Array, "time *b"], discount_t: Float[Array, "time *b"], goes_on_t: Bool[Array, "time *b"], n: int
 ) -> tuple[Float[Array, "time *b"], Float[Array, "time *b"], Int[Array, "time *b"]]:
@@ -43,7 +59,7 @@ def n_step(
     """
     goes_on_t = goes_on_t.at[-1].set(False)
     total, discount, on = r_t, discount_t, goes_on_t
-    count = jnp.ones(r_t.shape, jnp.int32)
+    count = jnp.ones(r_t.shape, jnp.int32)  # pyright: ignore[reportUnknownMemberType]  (jax's own is partial)
     for j in range(1, n):
         total = total + jnp.where(on, discount * _ahead(r_t, j), 0.0)
         discount = jnp.where(on, discount * _ahead(discount_t, j), discount)
@@ -59,10 +75,10 @@ def n_step_rows(
     follows = jnp.logical_not(last[1:])
     goes_on = jnp.broadcast_to(follows.reshape(*follows.shape, *[1] * (r_t.ndim - follows.ndim)), r_t.shape)
     total, discount, count = n_step(r_t, discount_t, goes_on, n)
-    time = jnp.arange(r_t.shape[0]).reshape(-1, *[1] * (r_t.ndim - 1))
-    return total, discount, time + count - 1
+    time = np.arange(r_t.shape[0]).reshape(-1, *[1] * (r_t.ndim - 1))
+    return total, discount, count + (time - 1)
 
 
 def _ahead(x: Array, j: int) -> Array:
     """The entries `j` later; zeros after the last."""
-    return jnp.concatenate([x[j:], jnp.zeros_like(x[:j])])  # pyright: ignore[reportUnknownMemberType]
+    return jnp.concatenate([x[j:], jnp.zeros_like(x[:j])])  # pyright: ignore[reportUnknownMemberType]  (as above)

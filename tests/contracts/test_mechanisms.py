@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import differs, hasty_jit
+from small import assert_close, differs, hasty_jit
 
 from rookery.algorithms.q import Q, QState, Replay
 from rookery.core.errors import ConfigError
+from rookery.core.keys import stream
 from rookery.core.types import Clock, Collect, Rollout
 from rookery.mechanisms.credit import Credit
 from rookery.mechanisms.remember import Remember
 from rookery.mechanisms.share import Share
 from rookery.mechanisms.values import Values
+from rookery.memory.replay import Draw
+from rookery.memory.sequences import by_env, time_major
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
 from rookery.nets.noisy import Noisy
@@ -254,6 +257,25 @@ def test_extensions_of_values_train_and_show_what_they_do(name: str) -> None:
 def _layers(state: QState) -> list[Any]:
     agent = state.learner.online.agent
     return [*agent.spread, agent.mean.head] if isinstance(agent, Noisy) else [agent.head, *agent.aside]
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_a_transition_is_learned_from_as_a_sequence_of_one_is(double: bool) -> None:
+    """Though each network reads only the rows that it has to."""
+    sequence = replace(ALONE, double=double, last_action=False)
+    single = replace(SINGLE, mixer=ALONE.mixer, double=double)
+    both = experience("mlp")
+    cut = replace(both, step=jax.tree.map(lambda x: x[:2], both.step), action=both.action[:1], filled=both.filled[:1])
+    batch, key = time_major(by_env(cut)), partial(stream, jax.random.PRNGKey(0))
+    one, two = (hasty_jit(lambda k=k: sequence.init(SPEC, jax.random.PRNGKey(k)))().learner for k in (1, 2))
+    now = replace(one, target=two.online)
+
+    def gradient(algo: Q) -> Any:
+        loss = lambda online: algo._loss(SPEC, online, now, batch, Draw(jnp.arange(4), None), CLOCK, key)  # noqa: E731
+        return hasty_jit(jax.grad(lambda online: loss(online)[0].value))(now.online)
+
+    assert differs(gradient(single), jax.tree.map(jnp.zeros_like, now.online))
+    assert_close(gradient(single), gradient(sequence), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from small import small_config
 import rookery
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import PRESETS, TASKS
+from rookery.core.registry import PRESETS, TASKS, find_task
 from rookery.tasks.compiled.matrix import Matrix
 from rookery.training.check import check
 from rookery.training.compiled.program import Program
@@ -143,3 +143,11 @@ def test_nothing_is_written_before_the_refusal(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no effect"):
         rookery.train(run, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_what_only_stepping_an_emulator_reads_is_read() -> None:
+    pytest.importorskip("ale_py")
+    algo = PRESETS["der"].small()
+    task = replace(find_task("atari:Pong"), life_loss=True, sticky=0.25, clip_rewards=False)
+    config = RunConfig("der", "atari:Pong", algo, task)
+    assert [path for path in unread(config) if path.startswith("task.")] == []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -115,7 +115,9 @@ class AtariGame:
         ale_py = base.import_module("ale_py", name)
         self._cv2 = base.import_module("cv2", name)
         self._cv2.setNumThreads(1)  # a frame is too small to share; one process per core steps the games
-        self._config, self._ale = config, _emulator(ale_py, config.game)
+        # A copy reads every entry now: what is read while stepping would be taken for a flag without effect.
+        self._config = config = replace(config)
+        self._ale = _emulator(ale_py, config.game)
         self._start = self._ale.cloneState()
         minimal = self._ale.getMinimalActionSet()
         self._set = list(self._ale.getLegalActionSet() if config.full_actions else minimal)

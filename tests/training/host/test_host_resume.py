@@ -23,6 +23,8 @@ import rookery.algorithms  # noqa: F401  (fills the registry)
 from rookery.core.config import to_json
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
+from rookery.nets.encoder import Encoder
+from rookery.tasks.host.atari_task import Atari
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Workers
 from rookery.training.folder import RunFolder, read_json
 
@@ -134,6 +136,33 @@ def test_training_that_is_killed_ends_bit_for_bit_the_same(preset: str, nursery:
     assert_same_run(run, whole)
     entries = read_json(run.path / "provenance.json")
     assert any(entry.get("environments_resumed", "").startswith("bit for bit: 8 environments") for entry in entries)
+
+
+def test_pong_that_is_killed_ends_bit_for_bit_the_same(nursery: Nursery, tmp_path: Path) -> None:
+    """With frames that are stored once, in a ring that wraps, and checkpoints that share what did not change."""
+    pytest.importorskip("ale_py")
+    algo = PRESETS["der"].small()
+    algo = replace(algo, net=replace(algo.net, encoder=Encoder("data_efficient", width=0)), collect=Collect(2, 4))
+    algo = replace(algo, replay=replace(algo.replay, capacity=32, start=8, steps_per_sequence=0.5))
+    task = Atari(size=42, frames=120, life_loss=True)
+    config = config_of("der", algo=algo, task=task, steps=600, seeds=(0,))
+    nursery.start(config, tmp_path / "whole")
+    assert nursery.wait() == 0, nursery.messages()
+    whole, run = run_of(config, tmp_path / "whole"), run_of(config, tmp_path / "killed")
+    for _ in range(2):
+        pid, before = nursery.start(config, tmp_path / "killed"), len(run.parts("metrics"))
+        deadline = time.monotonic() + 120
+        while len(run.parts("metrics")) < before + 3 and time.monotonic() < deadline and Path(f"/proc/{pid}").exists():
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        assert nursery.wait() == -signal.SIGKILL, nursery.messages()
+    assert 0 < len(run.parts("metrics")) < len(whole.parts("metrics")), "the kills should fall into training"
+    assert list((run.path / "checkpoints" / "blocks").iterdir()), "the store is checkpointed by what changed"
+    nursery.start(config, tmp_path / "killed")
+    assert nursery.wait() == 0, nursery.messages()
+    assert_same_run(run, whole)
+    entries = read_json(run.path / "provenance.json")
+    assert any(entry.get("environments_resumed", "").startswith("bit for bit: 2 environments") for entry in entries)
 
 
 def test_the_number_of_workers_is_not_part_of_what_a_run_is(nursery: Nursery, tmp_path: Path) -> None:
