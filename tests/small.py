@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import numpy as np
+from screens import Screens
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
 from rookery.algorithms.episodic import Episodic
 from rookery.algorithms.q import Q
+from rookery.core.config import leaves
 from rookery.core.registry import PRESETS, TASKS
+from rookery.nets.encoder import Encoder as ImageEncoder
 from rookery.tasks.compiled.maze import Maze
 from rookery.tasks.compiled.mpe import Mpe
 from rookery.training.compiled.compiler import ONCE
@@ -27,14 +30,23 @@ SMALL_TASKS: dict[str, Any] = {
     "matrix/climbing": TASKS["matrix/climbing"],
     "maze/static": Maze(height=3, width=3, obstacles=1, limit=3),
     "mpe/simple_spread": Mpe(agents=2, limit=3),
+    "screens": Screens(),
 }
+
+
+def reads_images(algo: Any) -> bool:
+    """Whether an algorithm has convolutions."""
+    kinds = [value for path, value in leaves(algo).items() if path.endswith("encoder.kind")]
+    return any(kind in get_args(get_type_hints(ImageEncoder)["kind"])[1:] for kind in kinds)
 
 
 def smallest(preset: str) -> str:
     """The cheapest of the small tasks that a preset can train on: who shares with those in range needs positions."""
     algo = PRESETS[preset]
-    if isinstance(algo, Episodic):
-        return "maze/static"  # a memory agent is alone
+    if reads_images(algo):
+        return "screens"
+    if isinstance(algo, Episodic):  # a memory agent is alone
+        return "screens" if algo.encoder.kind in ("conv", "resnet") else "maze/static"
     ranged = isinstance(algo, Q) and algo.share.partners == "range"
     return "mpe/simple_spread" if ranged else "matrix/climbing"
 

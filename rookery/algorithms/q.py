@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.ranges import Count, Fraction
+from rookery.core.ranges import Count, Fraction, NonNegative, Whole
 from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import (
     Action,
@@ -30,8 +31,10 @@ from rookery.core.types import (
     team_discount,
 )
 from rookery.mechanisms import share
+from rookery.mechanisms.augment import check_shift, shifted
 from rookery.mechanisms.credit import Credit, Keys
 from rookery.mechanisms.share import Borrowed, Recent, Share
+from rookery.mechanisms.values import Aims, Values
 from rookery.memory import replay
 from rookery.memory.learning import Replayed, Store
 from rookery.memory.replay import Draw, Replay
@@ -39,6 +42,7 @@ from rookery.memory.sequences import Memory, Sequence, by_partner, previous_acti
 from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.nets.mixers import Mixer, MixerParams
+from rookery.nets.noisy import Noisy
 from rookery.nets.optimiser import Optimiser, Schedule, norm
 from rookery.nets.target import Target
 from rookery.nets.transformer import Heard
@@ -46,7 +50,7 @@ from rookery.ops import explore, returns, td
 
 
 class Weights(eqx.Module):
-    agent: Params
+    agent: Params | Noisy
     mixer: MixerParams
 
 
@@ -92,6 +96,7 @@ class Q:
     optimiser: Optimiser = field(default_factory=Optimiser)
     credit: Credit = field(default_factory=Credit)
     share: Share = field(default_factory=Share)
+    values: Values = field(default_factory=Values)
     epsilon: Schedule = field(default_factory=lambda: Schedule(1.0, 0.05))
     """Probability of a random action while collecting."""
     gamma: Fraction = 0.99
@@ -102,6 +107,10 @@ class Q:
     """Transitions whose rewards a target adds up before it bootstraps; fewer where an episode or the data end."""
     td_lambda: Fraction = 0.0
     """Mix of n-step targets; 0 is one-step."""
+    huber: NonNegative = 0.0
+    """TD error beyond which the loss is linear (Mnih et al. 2015: 1); 0: squared everywhere."""
+    shift: Whole = 0
+    """Pixels by which replayed images are shifted at random, at most (DrQ, Kostrikov et al. 2021: 4)."""
     team_reward: Literal["mean", "sum"] = "mean"
     """What a mixer's target makes of the agents' rewards."""
     agent_id: bool = True
@@ -122,19 +131,33 @@ class Q:
             )
         self.replay.check(self.collect, recurrent=bool(self.net.hidden))
         self.net.check()
+        self.net.encoder.check(spec.obs_shape)
         self.credit.check(self.mixer.kind)
         individual = self.credit.kind != "none" or self.mixer.kind == "none"
         same = self.net.weights == "shared" and not self.agent_id
         self.share.check(spec, individual=individual, same=same, tokens=self.net.kind == "transformer")
-        if self.n_step > 1 and self.replay.unit == "transition" and self.last_action:
-            raise ConfigError(
-                f"algo.n_step ({self.n_step}) joins transitions, which leaves no place for the action before the row "
-                "that they lead to: use --algo.last-action False."
-            )
+        plain = self.credit.kind == "none" and self.share.select == "none"
+        alone = plain and self.mixer.kind == "none" and not self.huber and not self.td_lambda
+        self.values.check(self.net, alone=alone)
+        check_shift(spec, self.shift)
+        self._check_n_step()
+        if self.huber and not plain:
+            raise ConfigError("algo.huber is for the team's TD error alone: use it without algo.credit and algo.share.")
         if self.collect.shards > 1 and (self.credit.kind != "none" or self.share.select != "none"):
             raise ConfigError(
                 "algo.credit and algo.share choose among all transitions of a batch, which several shards do not see; "
                 "use --algo.collect.shards 1."
+            )
+
+    def _check_n_step(self) -> None:
+        if self.n_step > 1 and (self.td_lambda or self.share.select != "none"):
+            raise ConfigError(
+                "algo.n_step needs --algo.td-lambda 0 and --algo.share.select none: both have own targets."
+            )
+        if self.n_step > 1 and self.replay.unit == "transition" and self.last_action:
+            raise ConfigError(
+                f"algo.n_step ({self.n_step}) joins transitions, which leaves no place for the action before the row "
+                "that they lead to: use --algo.last-action False."
             )
 
     def shard(self) -> Q:
@@ -164,8 +187,7 @@ class Q:
     def init(self, spec: Spec, key: Array) -> QState:
         """Fresh weights and an empty store."""
         n_in = view_size(spec, agent_id=self._id(spec), last_action=self.last_action)
-        shapes = (spec.entities, spec.obs_shape)
-        agent = self.net.init(stream(key, "agent"), spec.n_agents, n_in, spec.action.width, 0.1, *shapes)
+        agent = self.values.init(self.net, spec, n_in, stream(key, "agent"))
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         online = Weights(agent, mixer)
         replayed = self._replayed(spec)
@@ -190,11 +212,11 @@ class Q:
         """Nothing remembered, nothing done."""
         return Memory(self.net.carry(envs, spec.n_agents), jnp.full((envs, spec.n_agents), -1, jnp.int32))
 
-    def policy(self, state: QState) -> Params:
+    def policy(self, state: QState) -> Params | Noisy:
         """The agents' network."""
         return state.learner.online.agent
 
-    def snapshot(self, state: QState) -> Params:
+    def snapshot(self, state: QState) -> Params | Noisy:
         """The agents' network."""
         return self.policy(state)
 
@@ -204,12 +226,14 @@ class Q:
 
     # -- acting -------------------------------------------------------------------------------------------------
     def act(
-        self, spec: Spec, policy: Params, carry: Memory, step: Step, clock: Clock, key: Array, *, greedy: bool
+        self, spec: Spec, policy: Params | Noisy, carry: Memory, step: Step, clock: Clock, key: Array, *, greedy: bool
     ) -> tuple[Memory, Action, Extra]:
         """Epsilon-greedy (or greedy) actions."""
         rows = jax.tree.map(lambda x: x[None], step)
         previous = since_reset(step.first, carry.action)
-        hidden, q = self._values(spec, policy, carry.hidden, rows, previous[None])
+        params = self.values.weights(policy, None if greedy else lambda: key)
+        hidden, y = self._outputs(spec, params, carry.hidden, rows, previous[None])
+        q = self.values.expected(y)
         if greedy:
             action = jnp.argmax(td.only_legal(q[0], step.legal), axis=-1).astype(jnp.int32)
         else:
@@ -217,12 +241,14 @@ class Q:
             action = explore.epsilon_greedy(key, q[0], step.legal, epsilon)
         return Memory(hidden, action), action, {}
 
-    def _values(
+    def _outputs(
         self, spec: Spec, params: Params, hidden: Array, step: Step, previous: Int[Array, "time b agent"]
-    ) -> tuple[Array, Float[Array, "time b agent action"]]:
-        """Values of all actions over a sequence; `previous` is the action before each row, -1 at its start."""
+    ) -> tuple[Array, Float[Array, "time b agent action *atom"]]:
+        """What the network says of all actions over a sequence; `previous` is the action before each row, -1 at its
+        start."""
         x = self._view(spec, step, previous)
-        return self.net.unroll(params, hidden, x, step.first, spec.entities)
+        hidden, y = self.net.unroll(params, hidden, x, step.first, spec.entities)
+        return hidden, self.values.read(y)
 
     def _view(self, spec: Spec, step: Step, previous: Array) -> Array:
         return own_view(spec, step, agent_id=self._id(spec), last_action=previous if self.last_action else None)
@@ -242,6 +268,8 @@ class Q:
     def _gradient_step(
         self, spec: Spec, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
     ) -> tuple[Learner, Metrics]:
+        batch, about = shifted(batch, self.shift, key)
+
         def loss(online: Weights) -> tuple[Mean, tuple[Found, Metrics]]:
             return self._loss(spec, online, now, batch, draw, clock, key)
 
@@ -249,12 +277,12 @@ class Q:
         online, opt = self._move(now, grads, clock)
         updates = now.updates + 1
         target = self.target.refresh(now.target, online, updates)
-        metrics["grad_norm"] = Mean.of(norm(grads))
+        metrics |= {"grad_norm": Mean.of(norm(grads)), **about}
         if found.sizes is not None:
             metrics["priority_spread"] = Mean.of(jnp.max(found.sizes) / jnp.maximum(jnp.mean(found.sizes), 1e-9))
         recent = found.recent
         if recent is not None and found.borrowed is not None:
-            q_j, _ = self._read(spec, online, target, found.borrowed.sequence)
+            q_j, _ = self._read(spec, self._drawn(online, None), self._drawn(target, None), found.borrowed.sequence)
             recent, taught = self.share.look_back(recent, found.borrowed, q_j, clock.progress)
             metrics |= taught
         return Learner(online, target, opt, updates, replay.rate(now.priorities, draw, found.sizes), recent), metrics
@@ -267,13 +295,24 @@ class Q:
         mixer, opt_mixer = step(now.online.mixer, grads.mixer, now.opt[1], clock.progress)
         return Weights(agent, mixer), (opt, opt_mixer)
 
-    def _read(self, spec: Spec, online: Weights, target: Weights, batch: Sequence) -> tuple[Array, Array]:
+    def _drawn(self, weights: Weights, key: Callable[[], Array] | None) -> Weights:
+        """Weights with noise, where there is any; without a key their means."""
+        return Weights(self.values.weights(weights.agent, key), weights.mixer)
+
+    def _both(self, spec: Spec, online: Weights, target: Weights, batch: Sequence) -> tuple[Array, Array]:
+        """What both networks say of all rows [row, b, agent, action, ...]."""
+        seen = batch.memory.hidden, batch.step, previous_actions(batch)
+        y, y_target = (self._outputs(spec, weights.agent, *seen)[1] for weights in (online, target))
+        return y, y_target
+
+    def _taken(self, batch: Sequence, y: Array, y_target: Array) -> tuple[Array, Array]:
         """Agents' values of the actions taken [time, b, agent], and of the rows that they led to."""
-        previous = previous_actions(batch)
-        _, q = self._values(spec, online.agent, batch.memory.hidden, batch.step, previous)
-        _, q_target = self._values(spec, target.agent, batch.memory.hidden, batch.step, previous)
+        q, q_target = self.values.expected(y), self.values.expected(y_target)
         v_t = td.next_values(q_target, q, batch.step.legal, double=self.double)[1:]
         return td.take(q[:-1], batch.action), v_t
+
+    def _read(self, spec: Spec, online: Weights, target: Weights, batch: Sequence) -> tuple[Array, Array]:
+        return self._taken(batch, *self._both(spec, online, target, batch))
 
     def _hear(self, spec: Spec, params: Params, batch: Sequence, senders: Array, present: Array) -> Array:
         """Agents' values of the actions taken, with a look at what these senders make of the same moments."""
@@ -287,26 +326,41 @@ class Q:
     def _loss(
         self, spec: Spec, online: Weights, now: Learner, batch: Sequence, draw: Draw, clock: Clock, key: Keys
     ) -> tuple[Mean, tuple[Found, Metrics]]:
-        """Mean squared TD error over real transitions."""
-        q_i, v_i = self._read(spec, online, now.target, batch)
+        """Mean squared TD error over real transitions, or what stands for it."""
+        agent = online.agent
+        online = self._drawn(online, partial(key, "online"))
+        target = self._drawn(now.target, partial(key, "target"))
+        y, y_target = self._both(spec, online, target, batch)
+        q_i, v_i = self._taken(batch, y, y_target)
         state = global_state(spec, batch.step)
         mix = lambda q_i: self.mixer(online.mixer, q_i, state[:-1])  # noqa: E731
         q_tm1 = mix(q_i if self.credit.kind == "none" else jax.lax.stop_gradient(q_i))
-        targets = jax.lax.stop_gradient(self._targets(batch.step, self.mixer(now.target.mixer, v_i, state[1:])))
+        aims, v_t = self._aims(batch.step), self.mixer(target.mixer, v_i, state[1:])
+        targets = jax.lax.stop_gradient(
+            _backup(aims.r_t, aims.discount_t, aims.at(v_t), batch.step.last, self.td_lambda)
+        )
         # Dead rows too: with the team's discount their values are bootstrapped from, so they must be trained.
         valid = jnp.broadcast_to(batch.filled[..., None], q_tm1.shape)
         q_now = jax.lax.stop_gradient(q_tm1)
         values = {"q_taken": q_now, "q_target": targets, "td_error": jnp.abs(q_now - targets)}
-        metrics = Mean.of_each({"loss": draw.weigh((q_tm1 - targets) ** 2), **values}, valid)
-        squared = metrics["loss"]
-        found = Found(draw.sizes(q_tm1, targets, valid), None, None)
+        if self.values.atoms:
+            errors = self.values.errors(y, y_target, batch.step.legal, batch.action, aims, double=self.double)
+            sizes = draw.sizes(jax.lax.stop_gradient(errors), jnp.zeros_like(errors), valid)
+        else:
+            errors = td.squared(q_tm1 - targets, self.huber)
+            sizes = draw.sizes(q_tm1, targets, valid)
+        if self.huber:
+            values["huber_linear"] = values["td_error"] > self.huber
+        metrics = Mean.of_each({"loss": draw.weigh(errors), **values}, valid)
+        metrics |= self.values.metrics(agent, y, batch.filled)
+        squared, found = metrics["loss"], Found(sizes, None, None)
         if self.credit.kind == "none" and self.share.select == "none":
             return squared, (found, metrics)
         mine, squares, counts, about = self.credit.learn(mix, q_i, v_i, q_tm1 - targets, batch, self.gamma, clock, key)
         own = Mean.of(draw.weigh(squares), counts)
         metrics |= {**about, "own_loss": own}
         if now.recent is not None:
-            read, hear = partial(self._read, spec, online, now.target), partial(self._hear, spec, online.agent, batch)
+            read, hear = partial(self._read, spec, online, target), partial(self._hear, spec, online.agent, batch)
             # Rewards that `credit` assigns are those of one-step targets.
             aim = partial(_backup, lam=self.td_lambda if self.credit.kind == "none" else 0.0)
             squares, accepted, recent, borrowed, about = self.share.learn(
@@ -319,13 +373,13 @@ class Q:
         # Without a mixer the team's loss is the agents' own.
         return Mean.of(own.value + (0.0 if self.credit.kind == "none" else squared.value)), (found, metrics)
 
-    def _targets(self, step: Step, v_t: Float[Array, "time b team"]) -> Float[Array, "time b team"]:
-        """One-step or TD(lambda) targets of each team."""
+    def _aims(self, step: Step) -> Aims:
+        """Rewards and discounts of each team's targets. Transitions that were drawn singly span n steps already."""
         r_t = step.reward[1:]
         if self.mixer.kind != "none":
             r_t = (jnp.mean if self.team_reward == "mean" else jnp.sum)(r_t, axis=-1, keepdims=True)
-        discount_t = jnp.broadcast_to(self.gamma * team_discount(step)[1:, :, None], v_t.shape)
-        return _backup(r_t, discount_t, v_t, step.last, self.td_lambda)
+        discount_t = jnp.broadcast_to(self.gamma * team_discount(step)[1:, :, None], r_t.shape)
+        return Aims.of(r_t, discount_t, step.last, self.n_step if self.replay.unit == "sequence" else 1)
 
 
 def _backup(r_t: Array, discount_t: Array, v_t: Array, last: Array, lam: float) -> Array:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.keys import stream
@@ -72,10 +73,9 @@ class Replayed:
         """Of an empty store; None under uniform replay."""
         return self.replay.priorities(self._length)
 
-    def add(self, store: Store, rollout: Rollout, iteration: Int[Array, ""]) -> Store:
-        """The store with what was collected in an iteration."""
+    def add(self, store: Store, rollout: Rollout, iteration: Int[Array, ""], position: Int[Array, ""]) -> Store:
+        """The store with what was collected in an iteration, from slot `position` on."""
         envs, capacity = self.collect.envs, self.replay.capacity
-        position = replay.slot(iteration, envs, capacity)
         items, kept, ring = by_env(rollout), store.items, store.frames
         if ring is not None:
             start = iteration % (ring.rows // self._block) * self._block
@@ -98,7 +98,7 @@ class Replayed:
         """Learner and store after one iteration; `step` is one gradient step on a batch, the k-th of the iteration."""
         envs, capacity = self.collect.envs, self.replay.capacity
         position = replay.slot(clock.iteration, envs, capacity)
-        store = self.add(store, rollout, clock.iteration)
+        store = self.add(store, rollout, clock.iteration, position)
         stored = replay.filled(clock.iteration, envs, capacity)
 
         def learn(learner: L) -> tuple[L, Packed]:
@@ -119,8 +119,7 @@ class Replayed:
         # because a branch copies what it returns.
         ready = stored >= self.replay.least
         each = self._length if self.replay.unit == "transition" else 1
-        new = self.replay.welcome(learner.priorities, position * each, envs * each)
-        learner = replace(learner, priorities=new)
+        learner = replace(learner, priorities=self.replay.welcome(learner.priorities, position, envs, each))
         learner, found = jax.lax.cond(ready, learn, wait, learner)
         metrics = found.metrics()
         metrics["gradient_steps"] = Mean.of(jnp.where(ready, float(self.steps), 0.0))
@@ -136,25 +135,24 @@ class Replayed:
         """What was drawn [time, batch, ...], and metrics about it."""
         items, about = store.items, {}
         if self.replay.unit == "sequence":
-            index, offsets = draw.index, jnp.arange(self._length + 1)[:, None]
-            batch = time_major(replay.take(items, index))
+            index, steps = draw.index, np.arange(self._length + 1)[:, None]
+            batch, time = time_major(replay.take(items, index)), 0
         else:
             if draw.weight is None:
                 index, time = draw_filled(key, items.filled, stored, draw.index)
             else:
                 index, time = draw.index // self._length, draw.index % self._length
             if self.n_step == 1:
-                batch, steps = transitions(items, index, time), 1
+                batch, steps = transitions(items, index, time), np.arange(2)[:, None]
             else:
                 newer = self._newer(index, iteration)
-                batch, steps = spans(items, index, time, newer, self.collect.envs, self.n_step, self.gamma)
-                about["n_step"] = Mean.of(steps)
-            offsets = jnp.stack([time, time + steps])
+                batch, spanned = spans(items, index, time, newer, self.collect.envs, self.n_step, self.gamma)
+                about["n_step"], steps = Mean.of(spanned), np.arange(2)[:, None] * spanned
         if store.frames is None:
             return batch, about
         blocks = store.frames.rows // self._block
         start = (iteration - self._newer(index, iteration)) % blocks * self._block
-        at = (start + offsets) % store.frames.rows
+        at = (start + time + steps) % store.frames.rows
         seen = frames.stacks(store.frames, at, jnp.broadcast_to(index % self.collect.envs, at.shape), self.spec.frames)
         return eqx.tree_at(lambda x: x.step.obs, batch, seen), about
 

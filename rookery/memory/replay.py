@@ -120,11 +120,14 @@ class Replay:
         return jnp.zeros(self.capacity * each) if self.priority else None
 
     def welcome(
-        self, priorities: Float[Array, "item"] | None, position: Int[Array, ""], n: int
+        self, priorities: Float[Array, "item"] | None, position: Int[Array, ""], n: int, each: int = 1
     ) -> Float[Array, "item"] | None:
-        """`n` new items from slot `position` on: each as important as the most important one, so that it is drawn."""
+        """`n` new sequences of `each` items from slot `position` on: as important as the most important item, so that
+        they are drawn."""
         if priorities is None:
             return None
+        if each > 1:
+            position, n = position * each, n * each
         most = jnp.max(priorities)
         new = jnp.full(n, jnp.where(most > 0, most, 1.0))
         return jax.lax.dynamic_update_slice_in_dim(priorities, new, position, axis=0)

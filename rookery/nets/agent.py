@@ -38,6 +38,8 @@ class Params(eqx.Module):
     """Of a transformer: what reads the actions about entities out of their tokens, one for each kind."""
     norm_core: Norm | None = None
     encoder: EncoderParams | None = None
+    aside: tuple[Linear, ...] = ()
+    """A second stream beside `after` and `head`; its outputs follow theirs."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,18 @@ class Net:
         gain: float,
         entities: tuple[Entities, ...] = (),
         image: tuple[int, ...] = (),
+        *,
+        aside: int = 0,
     ) -> Params:
         """Fresh weights; `gain` scales the head. `entities` say how a transformer's input splits into tokens; `image`
-        is the shape of the image that an encoder reads at the beginning of the input."""
+        is the shape of the image that an encoder reads at the beginning of the input. A second stream has `aside`
+        outputs and as many layers after the core as the first."""
 
         def one(key: Array) -> Params:
             encoder = self.encoder.init(stream(key, "encoder"), image)
-            left = n_in if encoder is None else self.encoder.width + n_in - math.prod(image)
-            return replace(self._init(key, left, n_out, gain, entities), encoder=encoder)
+            left = n_in if encoder is None else encoder.outputs + n_in - math.prod(image)
+            params = replace(self._init(key, left, n_out, gain, entities), encoder=encoder)
+            return replace(params, aside=self._aside(stream(key, "aside"), params, aside, gain)) if aside else params
 
         return jax.vmap(one)(jax.random.split(key, agents)) if self.weights == "per_agent" else one(key)
 
@@ -132,6 +138,15 @@ class Net:
         bound = tuple(linear(stream(key, "bound", i), widths[-1], 1, gain) for i in range(len(about)))
         norm_core = norm(self.width) if self.layer_norm and self.kind == "gru" else None
         return Params(norm_in, before, norms, core, after, head, bound, norm_core)
+
+    def _aside(self, key: Array, p: Params, n_out: int, gain: float) -> tuple[Linear, ...]:
+        sizes = [layer.weight.shape for layer in (*p.after, p.head)]
+        gains = [*[GAINS[self.activation]] * len(p.after), gain]
+        outs = [*(b for _, b in sizes[:-1]), n_out]
+        each = zip(sizes, outs, gains, strict=True)
+        return tuple(
+            linear(stream(key, "layer", i), a, b, g, self.initializer) for i, ((a, _), b, g) in enumerate(each)
+        )
 
     def carry(self, *batch: int) -> Float[Array, "*b h"]:
         """A hidden state of zeros (of length 0 for an mlp)."""
@@ -226,11 +241,19 @@ class Net:
     ) -> tuple[Array, Array]:
         n_in = x.shape[-1]
         carry, x = self._core(p, carry, x, reset, heard, features, entities, layers)
+        core = x
         for i, layer in enumerate(p.after):
             x = ACTIVATIONS[self.activation](changed(layer, x, layers.get(f"after{i}"), features))
         if isinstance(p.core, transformer.Transformer):
             return carry, _read_out(p, x, transformer.bound(transformer.kinds_of(entities, n_in)))
-        return carry, changed(p.head, x, layers.get("head"), features) if head else x
+        if not head:
+            return carry, x
+        y = changed(p.head, x, layers.get("head"), features)
+        if not p.aside:
+            return carry, y
+        for layer in p.aside[:-1]:
+            core = ACTIVATIONS[self.activation](layer(core))
+        return carry, jnp.concatenate([y, p.aside[-1](core)], axis=-1)
 
     def _core(
         self,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.ranges import Count
+from rookery.core.ranges import Whole
 from rookery.nets.layers import Linear, linear, orthogonal
 
 # (filters, size, stride) of each convolution.
@@ -39,9 +39,11 @@ class Conv(eqx.Module):
 
 class EncoderParams(eqx.Module):
     convs: tuple[Conv, ...]
-    out: Linear
+    out: Linear | None
     shape: tuple[int, ...] = eqx.field(static=True)
     """Of the image: height, width, channels. It is the beginning of a network's input, flattened."""
+    outputs: int = eqx.field(static=True)
+    """Features that the encoder hands on."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +53,33 @@ class Encoder:
     kind: Literal["none", "nature", "data_efficient", "small", "impala"] = "none"
     """none: the observation's numbers as they are. nature: DQN's three convolutions. data_efficient: two large
     strides (Atari 100k). small: one 3x3 convolution (MinAtar, mazes). impala: three residual stages."""
-    width: Count = 256
-    """Features that the encoder hands on."""
+    width: Whole = 256
+    """Features of the dense layer; 0: none, the outputs of the convolutions are handed on as they are."""
 
     def small(self) -> Encoder:
         """The same encoder, narrow."""
-        return self if self.kind == "none" else replace(self, width=8)
+        return self if self.kind == "none" or not self.width else replace(self, width=8)
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse observations that are no images."""
+        if self.kind != "none" and len(shape) != 3:
+            raise ConfigError(
+                f"encoder '{self.kind}' reads images [height, width, channel]; the input has shape {shape}. Use "
+                "encoder.kind none."
+            )
 
     def init(self, key: Array, shape: tuple[int, ...]) -> EncoderParams | None:
         """Fresh weights for images of this shape; None for kind none."""
         if self.kind == "none":
             return None
-        if len(shape) != 3:
-            raise ConfigError(
-                f"encoder '{self.kind}' reads images [height, width, channel]; the input has shape {shape}. Use "
-                "encoder.kind none."
-            )
+        self.check(shape)
         convs = tuple(self._convs(key, shape[2]))
         blank = jax.eval_shape(lambda x: self._features(convs, x), jax.ShapeDtypeStruct((1, *shape), jnp.float32))
         if 0 in blank.shape:
             raise ConfigError(f"encoder '{self.kind}' needs larger images than {shape}; use encoder.kind small.")
         flat = blank.shape[1] * blank.shape[2] * blank.shape[3]
-        return EncoderParams(convs, linear(stream(key, "out"), flat, self.width, _GAIN), shape)
+        out = linear(stream(key, "out"), flat, self.width, _GAIN) if self.width else None
+        return EncoderParams(convs, out, shape, self.width or flat)
 
     def _convs(self, key: Array, channels: int) -> list[Conv]:
         sizes: list[tuple[int, int, int]] = []
@@ -92,7 +99,9 @@ class Encoder:
         size = height * width * channels
         image = x[..., :size].reshape(-1, height, width, channels)
         features = self._features(params.convs, image).reshape(*x.shape[:-1], -1)
-        return jnp.concatenate([jax.nn.relu(params.out(features)), x[..., size:]], axis=-1)
+        if params.out is not None:
+            features = jax.nn.relu(params.out(features))
+        return jnp.concatenate([features, x[..., size:]], axis=-1)
 
     def _features(self, convs: tuple[Conv, ...], x: Float[Array, "b h w n"]) -> Float[Array, "b y x m"]:
         if self.kind == "impala":

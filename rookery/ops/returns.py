@@ -52,6 +52,17 @@ def n_step(
     return total, discount, count
 
 
+def n_step_rows(
+    r_t: Float[Array, "time *b"], discount_t: Float[Array, "time *b"], last: Bool[Array, "rows b"], n: int
+) -> tuple[Float[Array, "time *b"], Float[Array, "time *b"], Int[Array, "time *b"]]:
+    """`n_step` of a rollout, `last` of rows 0..T given; and where in `*_t` the row is that each row bootstraps from."""
+    follows = jnp.logical_not(last[1:])
+    goes_on = jnp.broadcast_to(follows.reshape(*follows.shape, *[1] * (r_t.ndim - follows.ndim)), r_t.shape)
+    total, discount, count = n_step(r_t, discount_t, goes_on, n)
+    time = jnp.arange(r_t.shape[0]).reshape(-1, *[1] * (r_t.ndim - 1))
+    return total, discount, time + count - 1
+
+
 def _ahead(x: Array, j: int) -> Array:
     """The entries `j` later; zeros after the last."""
     return jnp.concatenate([x[j:], jnp.zeros_like(x[:j])])  # pyright: ignore[reportUnknownMemberType]

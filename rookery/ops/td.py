@@ -31,3 +31,11 @@ def next_values(
     """Target value of the best legal action, chosen by the online values if `double` (van Hasselt 2016)."""
     chooser = q_online if double else q_target
     return take(q_target, jnp.argmax(only_legal(chooser, legal), axis=-1))
+
+
+def squared(error: Float[Array, "*b"], linear_from: float) -> Float[Array, "*b"]:
+    """The squared error; beyond `linear_from` its tangent, which is twice Huber's loss. 0: squared everywhere."""
+    if not linear_from:
+        return error**2
+    size = jnp.abs(error)
+    return jnp.where(size <= linear_from, error**2, linear_from * (2.0 * size - linear_from))

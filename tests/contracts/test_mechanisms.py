@@ -14,11 +14,14 @@ import pytest
 from small import differs, hasty_jit
 
 from rookery.algorithms.q import Q, QState, Replay
+from rookery.core.errors import ConfigError
 from rookery.core.types import Clock, Collect, Rollout
 from rookery.mechanisms.credit import Credit
 from rookery.mechanisms.share import Share
+from rookery.mechanisms.values import Values
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
+from rookery.nets.noisy import Noisy
 from rookery.nets.optimiser import Optimiser, Schedule
 from rookery.tasks.compiled.mpe import Mpe
 from rookery.training.compiled.rollout import collect, open_worlds
@@ -37,6 +40,8 @@ PLAIN = Q(
     collect=Collect(envs=4, length=6),
     replay=Replay(capacity=8, batch=4, start=4, steps_per_sequence=0.25),
 )
+ALONE = replace(PLAIN, mixer=Mixer("none"))
+SINGLE = replace(PLAIN, replay=replace(PLAIN.replay, unit="transition"), last_action=False)
 DIFFER = replace(PLAIN, credit=Credit("differ"))
 SHARING = replace(DIFFER, share=Share("quantile", bandwidth=0.3, window=40))
 
@@ -90,6 +95,7 @@ NEUTRAL: dict[str, Q] = {
     "credit": replace(PLAIN, credit=OTHER_CREDIT),
     "priority": replace(PLAIN, replay=replace(PLAIN.replay, importance=0.9)),
     "heads": replace(PLAIN, net=replace(PLAIN.net, heads=1)),
+    "atoms": replace(PLAIN, values=Values(low=-1.0, high=3.0)),
 }
 
 
@@ -127,6 +133,15 @@ ACTIVE: dict[str, tuple[Q, Q]] = {
     "mixer_optimiser": (DIFFER, replace(DIFFER, credit=replace(DIFFER.credit, mixer_optimiser=Optimiser(lr=0.1)))),
     "priority": (PLAIN, replace(PLAIN, replay=replace(PLAIN.replay, priority=0.6))),
     "heads": tuple(replace(PLAIN, net=replace(NETS["transformer"], heads=heads)) for heads in (1, 2)),
+    "n_step": (PLAIN, replace(PLAIN, n_step=3)),
+    "n_step of transitions": tuple(replace(SINGLE, n_step=n) for n in (1, 3)),
+    "priority of transitions": (SINGLE, replace(SINGLE, replay=replace(SINGLE.replay, priority=0.6))),
+    "huber": (PLAIN, replace(PLAIN, huber=0.1)),
+    "values.dueling": (PLAIN, replace(PLAIN, values=Values(dueling=True))),
+    "values.noisy": (PLAIN, replace(PLAIN, values=Values(noisy=0.5))),
+    "values.atoms": (ALONE, replace(ALONE, values=Values(atoms=5))),
+    "values.low": tuple(replace(ALONE, values=Values(atoms=5, low=low)) for low in (-10.0, -9.0)),
+    "values.high": tuple(replace(ALONE, values=Values(atoms=5, high=high)) for high in (10.0, 9.0)),
     "share": (DIFFER, SHARING),
     **{
         f"share.{key} {value}": (sharing(**base), sharing(**{**base, key: value}))
@@ -212,6 +227,48 @@ def test_priorities_are_kept_and_used() -> None:
     # Four sequences were added with priority 1; those that were drawn have their mean TD error now.
     assert np.all(priorities[:4] > 0) and np.all(priorities[4:] == 0) and np.any(priorities[:4] != 1)
     assert metrics["priority_spread"] >= 1 and finite(after, metrics)
+
+
+SHOWS = {
+    "n_step": "",
+    "n_step of transitions": "n_step",
+    "priority of transitions": "priority_spread",
+    "huber": "huber_linear",
+    "values.dueling": "advantage",
+    "values.noisy": "noise",
+    "values.atoms": "return_spread",
+}
+
+
+@pytest.mark.parametrize("name", list(SHOWS))
+def test_extensions_of_values_train_and_show_what_they_do(name: str) -> None:
+    _, algo = ACTIVE[name]
+    before, after, metrics = updated(algo)
+    assert finite(after, metrics) and metrics["gradient_steps"] == 1 and metrics["loss"] > 0
+    assert all(differs(x, y) for x, y in zip(_layers(after), _layers(before), strict=True)), "every layer learns"
+    assert not SHOWS[name] or metrics[SHOWS[name]] > 0
+
+
+def _layers(state: QState) -> list[Any]:
+    agent = state.learner.online.agent
+    return [*agent.spread, agent.mean.head] if isinstance(agent, Noisy) else [agent.head, *agent.aside]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"values": Values(atoms=51)}, "distribution of an agent's own return"),
+        ({"values": Values(atoms=1), "mixer": Mixer("none")}, "at least 2 atoms"),
+        ({"values": Values(dueling=True), "net": NETS["transformer"]}, "use mlp or gru"),
+        ({"shift": 4}, "algo.shift moves images"),
+        ({"n_step": 3, "td_lambda": 0.5}, "algo.n_step needs"),
+        ({"n_step": 3, "replay": SINGLE.replay}, "--algo.last-action False"),
+        ({"huber": 1.0, "credit": Credit("differ")}, "algo.huber"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        replace(PLAIN, **change).check(SPEC)
 
 
 # --- sharing

@@ -12,7 +12,7 @@ import pytest
 
 from rookery.core.types import ActionSpec, Clock, Collect, Rollout, Spec, Step
 from rookery.memory.learning import Replayed, Store
-from rookery.memory.replay import Draw, Replay
+from rookery.memory.replay import Draw, Replay, slot
 from rookery.memory.sequences import Memory, Sequence
 
 ENVS, FRAMES, KEY = 3, 4, jax.random.PRNGKey(0)
@@ -60,9 +60,14 @@ def rollout(rows: dict[str, np.ndarray], start: int, time: int) -> Rollout:
     return Rollout(step, action, {}, carry, ~cut["last"][:-1])
 
 
+def adder(replayed: Replayed) -> Any:
+    """Stores a rollout where it belongs."""
+    capacity = replayed.replay.capacity
+    return jax.jit(lambda store, rollout, k: replayed.add(store, rollout, k, slot(k, ENVS, capacity)))
+
+
 def filled(replayed: Replayed, rows: dict[str, np.ndarray], iterations: int) -> Store:
-    time, store = replayed.collect.length, replayed.empty(0)
-    add = jax.jit(replayed.add)
+    time, store, add = replayed.collect.length, replayed.empty(0), adder(replayed)
     for k in range(iterations):
         store = add(store, rollout(rows, k * time, time), jnp.int32(k))
     return store
@@ -92,7 +97,7 @@ def test_every_stored_stack_is_what_was_seen(time: int, slots: int, iterations: 
 
 def test_sequences_that_begin_with_a_reset_keep_their_own_last_row() -> None:
     replayed = Replayed(Replay(capacity=2 * ENVS), Collect(envs=ENVS, length=3, restart=True), SPEC)
-    store, add, worlds = replayed.empty(0), jax.jit(replayed.add), [world(4, seed) for seed in range(5)]
+    store, add, worlds = replayed.empty(0), adder(replayed), [world(4, seed) for seed in range(5)]
     for k, rows in enumerate(worlds):
         store = add(store, rollout(rows, 0, 3), jnp.int32(k))
     batch = drawn(replayed, store, Draw(jnp.arange(2 * ENVS), None), 2 * ENVS, 4)
@@ -161,7 +166,7 @@ def test_a_rollout_that_does_not_go_on_where_the_last_one_ended() -> None:
     """As after a resume that had to begin fresh episodes: the transition into the lost row counts no longer."""
     replayed = Replayed(Replay(capacity=4 * ENVS), Collect(envs=ENVS, length=2), SPEC)
     rows, other = world(7, seed=2), world(3, seed=3)
-    store, add = filled(replayed, rows, 2), jax.jit(replayed.add)
+    store, add = filled(replayed, rows, 2), adder(replayed)
     went_on = add(store, rollout(rows, 4, 2), jnp.int32(2))
     np.testing.assert_array_equal(went_on.items.filled[: 2 * ENVS], store.items.filled[: 2 * ENVS])
     cut = np.asarray(add(store, rollout(other, 0, 2), jnp.int32(2)).items.filled)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import Array
 
-from rookery.ops.returns import continues, lambda_returns
+from rookery.ops.returns import continues, lambda_returns, n_step, n_step_rows
 
 
 def column(*values: float) -> Array:
@@ -62,3 +62,24 @@ def test_a_cut_in_the_middle_bootstraps_and_a_termination_does_not() -> None:
     np.testing.assert_allclose(cut[3], 4 + 0.5 * 40)
     ended = lambda_returns(r, gamma * column(1, 0, 1, 1), v, lam)[:, 0]
     np.testing.assert_allclose(ended[:2], [1 + 0.5 * 2, 2])
+
+
+def test_n_step_targets_by_hand() -> None:
+    r, d = column(1, 2, 4, 8), column(0.5, 0.5, 0.5, 0.5)
+    total, discount, count = n_step(r, d, column(1, 1, 1, 1) > 0, 3)
+    # 1 + .5 * 2 + .25 * 4 = 3; 2 + .5 * 4 + .25 * 8 = 6; then the sequence ends.
+    np.testing.assert_allclose(total, column(3, 6, 8, 8))
+    np.testing.assert_allclose(discount, column(0.125, 0.125, 0.25, 0.5))
+    np.testing.assert_array_equal(count, column(3, 3, 2, 1))
+    one, same, alone = n_step(r, d, column(1, 1, 1, 1) > 0, 1)
+    assert (one == r).all() and (same == d).all() and (alone == 1).all()
+
+
+def test_n_step_targets_stop_where_an_episode_does() -> None:
+    """Rows 0 1 2 | 3 4: row 2 is `last`; a life is lost on the way to row 1, but the episode goes on."""
+    last = jnp.array([False, False, True, False, False])[:, None]
+    total, discount, rows = n_step_rows(column(1, 2, 99, 4), column(0, 0.5, 0.5, 0.5), last, 3)
+    np.testing.assert_allclose(total[jnp.array([0, 1, 3])], column(1, 2, 4))
+    np.testing.assert_allclose(discount[jnp.array([0, 1, 3])], column(0, 0.5, 0.5))
+    # Row 0 bootstraps from row 2 (entry 1), with discount 0.
+    np.testing.assert_array_equal(rows[jnp.array([0, 1, 3])], column(1, 1, 3))

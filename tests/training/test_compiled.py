@@ -52,7 +52,9 @@ def test_the_only_member_is_taken_without_a_batch_axis() -> None:
         jax.tree.map(partial(np.testing.assert_array_equal), alone, jax.tree.map(lambda y, i=i: y[i : i + 1], both))
 
 
-@pytest.mark.parametrize(("preset", "task"), [("qmix", "mpe/simple_spread"), ("dqn", "maze/static")])
+@pytest.mark.parametrize(
+    ("preset", "task"), [("qmix", "mpe/simple_spread"), ("dqn", "maze/static"), ("drq", "screens")]
+)
 def test_a_store_is_never_copied(preset: str, task: str) -> None:
     """It may be as large as memory: neither one iteration nor several nor an evaluation may need a second one."""
     algo = PRESETS[preset].small()
