@@ -225,7 +225,7 @@ class Writer:
         read = config.read(memory, row.key)
         ring, due = self._due(stream, row, Kept(node_tm1, None, None, None), read)
         at = due.kept.node
-        before = once(lambda: _value_of(memory, at), memory.merges)
+        before = once(lambda graph=memory: _value_of(graph, at), memory.merges)
         first = self._first(due, config.value_rate)
         memory = config.learn(memory, at, due.action, due.target, due.where, first)
         change = jnp.where(due.where, jnp.abs(_value_of(memory, at) - before), 0.0)
