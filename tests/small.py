@@ -45,8 +45,10 @@ def smallest(preset: str) -> str:
     algo = PRESETS[preset]
     if reads_images(algo):
         return "screens"
-    if isinstance(algo, Episodic) or (isinstance(algo, Q) and algo.remember.kind != "none"):
-        return "maze/static"  # a memory agent is alone
+    if isinstance(algo, Episodic):  # a memory agent is alone
+        return "screens" if algo.encoder.kind in ("conv", "resnet") else "maze/static"
+    if isinstance(algo, Q) and algo.remember.kind != "none":
+        return "maze/static"
     ranged = isinstance(algo, Q) and algo.share.partners == "range"
     return "mpe/simple_spread" if ranged else "matrix/climbing"
 

@@ -28,7 +28,7 @@ from rookery.mechanisms.choose import Act
 from rookery.mechanisms.encode import Encoder
 from rookery.mechanisms.refine import Learn, Refiner
 from rookery.mechanisms.reflect import Abstract, Reconstruct, Reflection
-from rookery.mechanisms.writer import Stream, Table, Transition, View, Write, Writer
+from rookery.mechanisms.writer import Stream, Table, Transition, Values, View, Write, Writer
 from rookery.memory.dictionary import Dictionary
 from rookery.memory.graph import Graph, GraphState
 
@@ -199,17 +199,19 @@ class Episodic:
     def update(
         self, spec: Spec, state: EpisodicState, rollout: Rollout, clock: Clock, key: Array
     ) -> tuple[EpisodicState, Metrics]:
-        """Train the actor, write the transitions one after the other, reflect on the graph, train the encoder."""
+        """Write the transitions one after the other, reflect on the graph, train the encoder and the actor."""
         writer, memory, written = self._writer, state.view.memory, state.stream
         keys = self.encoder(spec, state.view.encoder, rollout.step.obs)
-        actor, metrics = self._train_actor(spec, state, rollout, keys[-1], clock, key)
         memory, written = writer.see(memory, written, rollout.step, keys, clock)
 
-        def row(now: tuple[Table, Stream], row: Transition) -> tuple[tuple[Table, Stream], Metrics]:
-            memory, written, found = writer.row(*now, row)
-            return (memory, written), found
+        def row(now: tuple[Table, Stream], row: Transition) -> tuple[tuple[Table, Stream], tuple[Values, Metrics]]:
+            memory, written, read, found = writer.row(*now, row)
+            return (memory, written), (read, found)
 
-        (memory, written), found = jax.lax.scan(row, (memory, written), Transition.of(rollout, keys, clock))
+        (memory, written), (read, found) = jax.lax.scan(row, (memory, written), Transition.of(rollout, keys, clock))
+        # What the actor would have seen at the end: the writer has read it, and another read would copy the memory.
+        end = seen(keys[-1], jax.tree.map(lambda x: x[-1], read))
+        actor, metrics = self._train_actor(spec, state.actor, rollout, end, clock, key)
         metrics |= {name: Mean(jnp.sum(x.total), jnp.sum(x.weight)) for name, x in found.items()}
         memory, written = writer.reflect(memory, written, clock.iteration, stream(key, "reflect"))
         encoder, opt = state.view.encoder, state.opt
@@ -222,18 +224,16 @@ class Episodic:
     def _train_actor(
         self,
         spec: Spec,
-        state: EpisodicState,
+        actor: PPOState | None,
         rollout: Rollout,
-        end: Float[Array, "env dim"],
+        end: Float[Array, "env agent n"],
         clock: Clock,
         key: Array,
     ) -> tuple[PPOState | None, Metrics]:
-        """The actor after a rollout whose last row has these keys; without one, what is explored."""
-        if state.actor is None:
-            metrics = {"epsilon": Mean.of(self.acting.epsilon.at(clock.steps, clock.budget))}
-            if self.acting.explore != "uniform":
-                metrics["untried"] = Mean.of(rollout.extra["untried"], rollout.filled)
-            return None, metrics
-        # Read by the memory that the actor read, before anything is written.
-        rows = as_seen(rollout, seen(end, self._writer.read(state.view.memory, end)))
-        return self._learner.update(self._seen(spec), state.actor, rows, clock, stream(key, "actor"))
+        """The actor after a rollout whose last row looks like `end`; without one, what is explored."""
+        if actor is not None:
+            return self._learner.update(self._seen(spec), actor, as_seen(rollout, end), clock, stream(key, "actor"))
+        metrics = {"epsilon": Mean.of(self.acting.epsilon.at(clock.steps, clock.budget))}
+        if self.acting.explore != "uniform":
+            metrics["untried"] = Mean.of(rollout.extra["untried"], rollout.filled)
+        return None, metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from rookery.algorithms.ppo import PPO
 from rookery.core.ranges import Count, Fraction, NonNegative
 from rookery.core.types import Collect, Rollout, Spec
 from rookery.mechanisms.critic import Value
+from rookery.mechanisms.writer import Values
+from rookery.memory.dictionary import Read
+from rookery.memory.graph import GraphRead
 from rookery.nets.agent import Net
 from rookery.nets.optimiser import Optimiser
 from rookery.ops.latent import symlog
@@ -69,7 +72,7 @@ def reading(spec: Spec, dim: int) -> Spec:
     )
 
 
-def seen(key: Float[Array, "env dim"], read: Any) -> Float[Array, "env agent n"]:
+def seen(key: Float[Array, "env dim"], read: Read | GraphRead | Values) -> Float[Array, "env agent n"]:
     """What the actor sees: the state's key, the values that were read, and which of them are known.
 
     Rewards have any size, so that values do; gradients stop here.

@@ -112,7 +112,7 @@ class Refiner:
             own = self.encoder.losses(spec, params, obs, target, key)
             total = sum((weight * x for weight, x in own.values()), start=jnp.float32(0))
             if near is not None:
-                q = self._blend(self.encoder(spec, params, obs), *entries, near.use)
+                q = self._blend(self.encoder(spec, params, obs), entries[0], entries[1], near.use)
                 error = jnp.take_along_axis(q, action[:, None], axis=1)[:, 0] - target
                 total = total + jnp.mean(jnp.square(error))
             found = {name: x for name, (_, x) in own.items()}

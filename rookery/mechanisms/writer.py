@@ -41,6 +41,13 @@ class View(eqx.Module):
     """Distances to untried actions, if exploration is directed by them."""
 
 
+class Values(eqx.Module):
+    """Action values that were read, and which of them are known."""
+
+    q: Float[Array, "*b action"]
+    known: Bool[Array, "*b action"]
+
+
 class Kept(eqx.Module):
     """What waits with a transition for its target; None where the memory does not need it."""
 
@@ -186,15 +193,15 @@ class Writer:
         start = where_env(jnp.broadcast_to(opens, key.shape[:1]), node, reflection.start)
         return memory, replace(stream, node=node, reflection=replace(reflection, start=start))
 
-    def row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Metrics]:
-        """The memory after one transition of every environment."""
+    def row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Values, Metrics]:
+        """The memory after one transition of every environment, and what was read of the row that it led to."""
         step = self._graph_row if isinstance(memory, GraphState) else self._dictionary_row
-        memory, stream, due = step(memory, stream, row)
+        memory, stream, due, read = step(memory, stream, row)
         store = stream.store
         if store is not None:
             store = examples.complete(store, due.kept.row, due.action, due.target, due.where)
         metrics = {"writes": Mean.of(jnp.sum(due.where)), "target": Mean.of(due.target, due.where)}
-        return memory, replace(stream, store=store), metrics
+        return memory, replace(stream, store=store), Values(read.q, read.known), metrics
 
     def _due(self, stream: Stream, row: Transition, kept: Kept, read: Read | GraphRead) -> tuple[Ring, Due]:
         """The ring after a transition, and the rows whose targets are written now."""
@@ -213,7 +220,7 @@ class Writer:
         """What action values without any start at; None: at their targets."""
         return {"target": None, "reward": due.rewards, "zero": rate * due.target}[self.write.first]
 
-    def _graph_row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Due]:
+    def _graph_row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Due, GraphRead]:
         config, reflection, node_tm1 = self.memory, stream.reflection, stream.node
         assert isinstance(config, Graph) and isinstance(memory, GraphState), "made by `init`"
         assert reflection is not None and node_tm1 is not None, "made by `init`"
@@ -225,7 +232,7 @@ class Writer:
         read = config.read(memory, row.key)
         ring, due = self._due(stream, row, Kept(node_tm1, None, None, None), read)
         at = due.kept.node
-        before = once(lambda: _value_of(memory, at), memory.merges)
+        before = once(lambda graph=memory: _value_of(graph, at), memory.merges)
         first = self._first(due, config.value_rate)
         memory = config.learn(memory, at, due.action, due.target, due.where, first)
         change = jnp.where(due.where, jnp.abs(_value_of(memory, at) - before), 0.0)
@@ -237,9 +244,9 @@ class Writer:
         frontier = stream.frontier
         if frontier is not None:
             frontier = frontiers.leave(memory, frontier, node_tm1, row.legal_tm1, node)
-        return memory, Stream(ring, node, reflection, stream.store, frontier), due
+        return memory, Stream(ring, node, reflection, stream.store, frontier), due, read
 
-    def _dictionary_row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Due]:
+    def _dictionary_row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Due, Read]:
         config = self.memory
         assert isinstance(config, Dictionary) and isinstance(memory, DictionaryState), "made by `init`"
         memory = dictionaries.touch(memory, jnp.moveaxis(row.read, 0, -2), row.now)
@@ -248,7 +255,7 @@ class Writer:
         first = self._first(due, config.rate)
         rows = Rows(due.kept.key, due.action, due.target, due.where, due.kept.hashed, first)
         memory, _ = config.write(memory, rows, row.now)
-        return memory, replace(stream, ring=ring), due
+        return memory, replace(stream, ring=ring), due, read
 
     def reflect(self, memory: Table, stream: Stream, iteration: Int[Array, ""], key: Array) -> tuple[Table, Stream]:
         """Graphs: the memory after a call of reconstruction, in every so many iterations."""

@@ -255,15 +255,23 @@ def test_what_is_off_leaves_no_trace() -> None:
     assert jaxpr(plain) not in directed and len(directed) == 2
 
 
-@pytest.mark.parametrize("preset", ["q", "gq", "mfec"])
-@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+TABLES = [(preset, seeds) for preset in ("q", "gq", "mfec") for seeds in ((0,), (0, 1))]
+
+
+@pytest.mark.parametrize(("preset", "seeds"), [*TABLES, ("nec", (0, 1)), ("gbmr_framework", (0, 1))])
 def test_no_table_is_copied(preset: str, seeds: tuple[int, ...]) -> None:
     algo = PRESETS[preset]
+    encoder = replace(algo.encoder, dim=16, width=16) if algo.encoder.trained else Encoder("random", dim=16)
     algo = replace(
         algo,
-        encoder=Encoder("random", dim=16),
-        dictionary=replace(algo.dictionary, capacity=4096),
-        graph=replace(algo.graph, capacity=4096),
+        encoder=encoder,
+        dictionary=replace(algo.dictionary, capacity=4096, neighbors=4),
+        graph=replace(algo.graph, capacity=4096, neighbors=4),
+        actor=algo.actor.small(),
+        # Reconstruction has large intermediate arrays of its own.
+        abstract=Abstract(),
+        reconstruct=Reconstruct(),
+        learn=replace(algo.learn, batch=4, capacity=16_384),
         collect=Collect(envs=4, length=2),
     )
     program = Program(RunConfig("", "maze", algo, MAZE, 4000, seeds))

@@ -33,7 +33,7 @@ presets = pytest.mark.parametrize("preset", list(PRESETS))
 KINDS = ["per", "qmix", "inspire_qmix", "differ_transformer", "super_dqn", "mappo", "mappo_jaxmarl", "hyper_mappo"]
 KINDS += ["hypermarl", "happo", "maddpg", "masac", "facmac", "q", "nec", "gbmr", "gbmr_framework", "der", "erlam"]
 MORE = ["qmix_pymarl", "differ_qmix", "ippo", "hyper_mappo_last", "matd3", "mfec", "gcmr", "gqsi", "gqil", "gbmr_sweep"]
-MORE += ["drq", "gbmr_frontier", "emdqn"]
+MORE += ["drq", "gbmr_frontier", "emdqn", "nec_atari"]
 kinds = pytest.mark.parametrize("preset", KINDS)
 CASES = [(preset, smallest(preset)) for preset in [*KINDS, *MORE]]
 # One of each family, with one agent and with observations that move.
