@@ -415,6 +415,9 @@ class Episodic:
         ring, due = self._due(state.ring, row, Kept(node_tm1, None, None, None), read)
         at = due.kept.node
         before = once(lambda: _value_of(memory, at), memory.merges)
+        if reflection.priority is not None:
+            # A write that does not depend on what was read before it makes XLA copy the table.
+            due = replace(due, target=jnp.where(jnp.isnan(before), jnp.nan, due.target))
         first = self._first(due, self.graph.value_rate)
         memory = self.graph.learn(memory, at, due.action, due.target, due.where, first)
         change = jnp.where(due.where, jnp.abs(_value_of(memory, at) - before), 0.0)
