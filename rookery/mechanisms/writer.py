@@ -233,6 +233,9 @@ class Writer:
         ring, due = self._due(stream, row, Kept(node_tm1, None, None, None), read)
         at = due.kept.node
         before = once(lambda graph=memory: _value_of(graph, at), memory.merges)
+        if reflection.priority is not None:
+            # A write that does not depend on what was read before it makes XLA copy the table.
+            due = replace(due, target=jnp.where(jnp.isnan(before), jnp.nan, due.target))
         first = self._first(due, config.value_rate)
         memory = config.learn(memory, at, due.action, due.target, due.where, first)
         change = jnp.where(due.where, jnp.abs(_value_of(memory, at) - before), 0.0)
