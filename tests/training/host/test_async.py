@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -85,8 +86,9 @@ def test_two_learners_share_weights_and_statistics_and_learn(engine: AsyncEngine
     for shared, kept in zip(memory.commons, jax.tree.leaves(_common(engine, state)), strict=True):
         np.testing.assert_array_equal(shared, np.asarray(kept))
     # What the processes read is this memory: with weights of 0 both act at random, with equal chances.
-    zero = jax.tree.map(lambda x: x * 0, state.members.algo.nets)
-    blank = replace(state, members=replace(state.members, algo=replace(state.members.algo, nets=zero)))
+    blank = eqx.tree_at(
+        lambda s: s.members.algo.nets, state, replace_fn=lambda nets: jax.tree.map(lambda x: x * 0, nets)
+    )
     _, report = engine.chunk(blank, 1)
     np.testing.assert_allclose(report.means["entropy"].total / report.means["entropy"].weight, np.log(2), atol=0.05)
     assert any(not np.array_equal(x, y) for x, y in zip(before, memory.commons, strict=True))
