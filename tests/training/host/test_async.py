@@ -124,7 +124,7 @@ def test_a_killed_run_leaves_no_learner_and_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rookery.app.cli", *TRAIN, "--out", str(tmp_path)]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: any(checkpoint.manifests(path) for path in tmp_path.glob("*/checkpoints")), 120)
+        assert wait_until(lambda: any(checkpoint.manifests(path) for path in tmp_path.glob("*/checkpoints")), 240)
         learners = [pid for pid in _children(parent.pid) if alive(pid)]
     finally:
         parent.kill()
