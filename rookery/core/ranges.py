@@ -19,6 +19,11 @@ Positive = Annotated[float, Gt(0), tyro.conf.arg(metavar="FLOAT>0")]
 NonNegative = Annotated[float, Ge(0), tyro.conf.arg(metavar="FLOAT>=0")]
 Fraction = Annotated[float, Ge(0), Le(1), tyro.conf.arg(metavar="0..1")]
 """A probability, a discount, a share."""
+BelowOne = Annotated[float, Ge(0), Lt(1), tyro.conf.arg(metavar="0..<1")]
+"""The probability of what must not happen always."""
+UpToOne = Annotated[float, Gt(0), Le(1), tyro.conf.arg(metavar=">0..1")]
+"""The probability of what must happen at times."""
+Several = Annotated[int, Ge(2), tyro.conf.arg(metavar="INT>=2")]
 
 Bound = Ge | Gt | Le | Lt
 

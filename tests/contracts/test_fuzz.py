@@ -1,6 +1,6 @@
 """Random configs: each is refused with a clear error, or traced without one.
 
-`FUZZ=1000 pytest tests/contracts/test_fuzz.py` tries so many changes of every preset.
+`FUZZ=1000 pytest tests/contracts/test_fuzz.py` tries so many changes of every preset and of every task.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import random
 import typing
 from typing import Any, Literal
 
+import jax
+import numpy as np
 import pytest
 from small import small_config
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import PRESETS
+from rookery.core.host import HostTask, empty_rows
+from rookery.core.registry import PRESETS, TASKS, find_task
 from rookery.training.check import check
+from rookery.training.config import RunConfig
 from rookery.training.engine import trace
 
 CHANGES = int(os.environ.get("FUZZ", "1"))
@@ -27,16 +31,18 @@ NUMBERS: dict[type, list[Any]] = {
 }
 
 
-def changed(config: Any, rng: random.Random) -> tuple[Any, str]:
-    """The config with another value in one entry of its algorithm, and what was changed."""
-    paths = [path for path in configs.leaves(config.algo) if path.rpartition(".")[2] != "family"]
-    path = f"algo.{rng.choice(paths)}"
+def changed(config: Any, rng: random.Random, part: str = "algo") -> tuple[Any, str]:
+    """The config with another value in one entry of its algorithm or task, and what was changed."""
+    paths = [path for path in configs.leaves(getattr(config, part)) if path.rpartition(".")[2] != "family"]
+    path = f"{part}.{rng.choice(paths)}"
     kind = configs.type_of(config, path)
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else NUMBERS.get(kind, [])
     if not choices:
         return config, ""
     value = rng.choice(list(choices))
-    return configs.with_values(config, {path: value}), f"{path}={value}"
+    # A task checks itself when it is made; `set_path` makes it anew, as the command line does.
+    place = configs.set_path if part == "task" else lambda c, p, x: configs.with_values(c, {p: x})
+    return place(config, path, value), f"{path}={value}"
 
 
 @pytest.mark.parametrize("preset", PRESETS if CHANGES > 1 else list(PRESETS)[::3])
@@ -57,9 +63,49 @@ def test_a_changed_preset_is_refused_or_traced(preset: str) -> None:
             raise AssertionError(f"{preset} with {change} passed `check`, then failed: {error}") from error
 
 
+# One of each family, all of them if many changes are wanted.
+FAMILIES = list({type(task): name for name, task in TASKS.items()}.values())
+HOST = ["gymnasium:CartPole-v1", "pettingzoo:mpe2.simple_spread_v3", "pettingzoo:pettingzoo.classic.rps_v2"]
+
+
+@pytest.mark.parametrize("name", [*(TASKS if CHANGES > 1 else FAMILIES), *HOST])
+def test_a_changed_task_is_refused_or_traced(name: str) -> None:
+    rng = random.Random(f"{name} {CHANGES}")
+    for _ in range(CHANGES):
+        config, change = RunConfig("ippo", name, PRESETS["ippo"].small(), find_task(name)), ""
+        try:
+            config, change = changed(config, rng, "task")
+            check(config)
+        except ConfigError as error:
+            assert len(str(error)) > 20, change
+            continue
+        try:
+            play(config.task)
+        except Exception as error:
+            raise AssertionError(f"{name} with {change} passed `check`, then failed: {error}") from error
+
+
+def play(task: Any) -> None:
+    """Trace a compiled task; open and step a host task."""
+    spec, key = task.spec, jax.random.PRNGKey(0)
+    if not isinstance(task, HostTask):
+        state, step = jax.eval_shape(task.reset, key)
+        assert step.obs.shape == (spec.n_agents, *spec.obs_shape)
+        action = jax.ShapeDtypeStruct((spec.n_agents, *spec.action.shape), spec.action.dtype)
+        assert jax.eval_shape(task.step, state, action, key)[1].obs.shape == step.obs.shape
+        return
+    rows, seeds = empty_rows(spec, 1), np.zeros(1, np.uint32)
+    envs = task.open(1)
+    envs.reset(seeds, rows)
+    for _ in range(3):
+        envs.step(np.zeros((1, spec.n_agents, *spec.action.shape), spec.action.dtype), seeds, rows)
+    envs.close()
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        ({"task.limit": 0}, "task.limit must be at least 1, got 0"),
         ({"algo.minibatches": 0}, "algo.minibatches must be at least 1, got 0"),
         ({"algo.epochs": 0}, "algo.epochs must be at least 1"),
         ({"algo.actor.width": -1}, "algo.actor.width must be at least 1"),
@@ -73,4 +119,4 @@ def test_a_changed_preset_is_refused_or_traced(preset: str) -> None:
 )
 def test_what_is_out_of_range_is_named(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check(configs.with_values(small_config("mappo"), change))
+        check(configs.with_values(small_config("mappo", "mpe/simple_spread"), change))

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from small import small_config
 sys.path.insert(0, str(Path(__file__).parent / "host"))
 from envs import Counter
 
+from rookery.training.compiled.program import Program
 from rookery.training.config import Workers
 from rookery.training.engine import open_engine
 from rookery.training.state import confirmed, score
@@ -54,3 +56,10 @@ def test_the_kept_score_is_not_the_luckiest_of_many(kind: str) -> None:
     # A second look can be lucky too, but one policy of many seeds is not lucky twice on average.
     assert np.mean(kept[-1]) < np.mean(np.max(seen, axis=0))
     assert np.all(np.diff(kept, axis=0) >= 0)
+
+
+def test_sampled_evaluation_is_another_program() -> None:
+    config = small_config("mappo")
+    sampled = replace(config, evaluation=replace(config.evaluation, sampled=True))
+    programs = [str(jax.make_jaxpr(Program(c).evaluate)(jax.eval_shape(Program(c).init))) for c in (config, sampled)]
+    assert programs[0] != programs[1]

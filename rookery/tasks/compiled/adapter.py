@@ -219,12 +219,6 @@ def require(given: str, known: Sequence[str], what: str) -> None:
         raise ConfigError(f"unknown {what} '{given}'.{suggest(given, known)}")
 
 
-def require_positive(value: int, what: str) -> None:
-    """Raise ConfigError unless `value` is at least 1."""
-    if value < 1:
-        raise ConfigError(f"{what} must be at least 1, not {value}.")
-
-
 def _action_spec(env: Any, ids: Sequence[Hashable], learners: Sequence[int]) -> tuple[ActionSpec, tuple[int, ...]]:
     """The padded action space of the learners, and the real sizes of all agents."""
     spaces = [_space(env, i) for i in ids]

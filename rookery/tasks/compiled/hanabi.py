@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from jaxtyping import Array
+from tyro.conf import arg
 
-from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
-from rookery.tasks.compiled.adapter import JaxmarlTask, World, construct, make_world, require_positive
+from rookery.tasks.compiled.adapter import JaxmarlTask, World, construct, make_world
 
 
 @family(TASK_FAMILIES)
@@ -18,15 +20,13 @@ class Hanabi(JaxmarlTask):
     """The full game. All players share one reward: cards added to the fireworks, all taken back if no life is left."""
 
     family: Literal["hanabi"] = "hanabi"
-    players: int = 2
+    players: Annotated[int, Ge(2), Le(5), arg(metavar="2..5")] = 2
     """Players, 2 to 5. Only the one whose turn it is may do anything but pass."""
-    limit: int = 100
+    limit: Count = 100
     """Transitions after which a game is cut. The rules end every game earlier than the default."""
 
     def __post_init__(self) -> None:
-        require_positive(self.limit, "limit")
-        if not 2 <= self.players <= 5:
-            raise ConfigError(f"Hanabi has 2 to 5 players, not {self.players}.")
+        check_ranges(self, "task")
 
     def build(self) -> World:
         """Construct the game."""

@@ -12,9 +12,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count, UpToOne, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Action, ActionSpec, Spec, Step
-from rookery.tasks.compiled.adapter import require, require_positive
+from rookery.tasks.compiled.adapter import require
 from rookery.tasks.compiled.maze import MOVES
 
 PLANES = ("agent", "key", "apples", "door")
@@ -41,21 +42,21 @@ class KeyToDoor:
     """
 
     family: Literal["key_to_door"] = "key_to_door"
-    height: int = 5
+    height: Count = 5
     """Rows of each room."""
-    width: int = 5
+    width: Count = 5
     """Columns of each room."""
-    key_steps: int = 15
+    key_steps: Count = 15
     """Transitions in the room with the key."""
-    apple_steps: int = 30
+    apple_steps: Whole = 30
     """Transitions in the room with apples; 0: no such room."""
-    door_steps: int = 15
+    door_steps: Count = 15
     """Transitions in the room with the door."""
-    apples: int = 5
+    apples: Whole = 5
     """Apples in the second room."""
     apple_reward: float = 1.0
     """Mean reward of an apple."""
-    apple_chance: float = 1.0
+    apple_chance: UpToOne = 1.0
     """Share of apples that have a reward, which is apple_reward / apple_chance: the lower, the higher its variance."""
     door_reward: float = 5.0
     """Reward of opening the door."""
@@ -64,19 +65,16 @@ class KeyToDoor:
 
     def __post_init__(self) -> None:
         require(self.observation, ("image", "flat"), "observation")
-        require_positive(self.height, "height")
-        require_positive(self.width, "width")
+        check_ranges(self, "task")
         far = self.height + self.width - 2
         for value, what in ((self.key_steps, "key_steps"), (self.door_steps, "door_steps")):
             if value < max(far, 1):
                 raise ConfigError(f"{what} must be at least {max(far, 1)}, the way through the room, not {value}.")
         if self.height * self.width < 2:
             raise ConfigError("height x width must be at least 2: the key is not where the agent starts.")
-        if self.apple_steps < 0 or not 0 <= self.apples < self.height * self.width:
+        if self.apples >= self.height * self.width:
             most = self.height * self.width - 1
-            raise ConfigError(f"apple_steps must be 0 or more and apples 0 to {most} in this room.")
-        if not 0.0 < self.apple_chance <= 1.0:
-            raise ConfigError(f"apple_chance must be more than 0 and at most 1, not {self.apple_chance}.")
+            raise ConfigError(f"task.apples must be 0 to {most} in this room, not {self.apples}.")
 
     @property
     def limit(self) -> int:

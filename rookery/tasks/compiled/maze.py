@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Several, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Action, ActionSpec, Spec, Step
-from rookery.tasks.compiled.adapter import require, require_positive
+from rookery.tasks.compiled.adapter import require
 
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int32)
 """Up, down, left, right as (row, column)."""
@@ -36,24 +37,24 @@ class Maze:
     """Reach the goal, which ends the episode. A move off the grid stays where it was; for obstacles see `bump`."""
 
     family: Literal["maze"] = "maze"
-    height: int = 10
+    height: Count = 10
     """Rows."""
-    width: int = 10
+    width: Count = 10
     """Columns."""
-    obstacles: int = 12
+    obstacles: Whole = 12
     """Obstacles to draw. All free cells are connected in every layout."""
     cells: tuple[tuple[int, int], ...] = ()
     """Obstacles by (row, column), instead of drawing `obstacles` of them."""
-    layout_seed: int = 3
+    layout_seed: Whole = 3
     """Seed that layouts are drawn from; the training seed has no influence on them."""
     dynamics: Literal["static", "goal", "walls"] = "static"
     """static: one layout. goal, walls: one of `variants` layouts that differ in the goal or in the obstacles is drawn
     at every reset."""
-    variants: int = 8
+    variants: Several = 8
     """Layouts of a maze that is not static."""
     bump: Literal["end", "stay"] = "end"
     """What moving into an obstacle does, besides its reward: end the episode, or leave the agent where it was."""
-    every: int = 0
+    every: Whole = 0
     """Also change to another of these layouts after every so many transitions of an episode; 0: at resets only."""
     start: Literal["corner", "random"] = "corner"
     """Where an episode begins: the top left cell, or any free cell but the goal."""
@@ -65,7 +66,7 @@ class Maze:
     """Reward at an obstacle."""
     step_reward: float = 0.0
     """Reward of every other move."""
-    limit: int = 100
+    limit: Count = 100
     """Transitions after which an episode is cut."""
 
     def __post_init__(self) -> None:
@@ -73,12 +74,7 @@ class Maze:
         require(self.bump, ("end", "stay"), "bump")
         require(self.start, ("corner", "random"), "start")
         require(self.observation, ("position", "onehot", "image"), "observation")
-        for value, what in ((self.height, "height"), (self.width, "width"), (self.limit, "limit")):
-            require_positive(value, what)
-        if self.variants < 2:
-            raise ConfigError(f"variants must be at least 2, not {self.variants}: one layout is dynamics static.")
-        if self.obstacles < 0 or self.every < 0:
-            raise ConfigError("obstacles and every must be 0 or more.")
+        check_ranges(self, "task")
         if self.cells:
             _check_cells(self)
         elif self.height * self.width - self.obstacles < 2:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import BelowOne, Count, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Action, ActionSpec, Spec, Step
-from rookery.tasks.compiled.adapter import construct, require, require_positive, strong
+from rookery.tasks.compiled.adapter import construct, require, strong
 
 Game = Literal["asterix", "breakout", "freeway", "space_invaders"]
 GAMES: dict[Game, str] = {
@@ -43,16 +43,14 @@ class Minatar:
     family: Literal["minatar"] = "minatar"
     game: Game = "breakout"
     """Which game."""
-    sticky: float = 0.0
+    sticky: BelowOne = 0.0
     """Chance that the last action is repeated instead of the chosen one (0.1 in MinAtar's own version)."""
-    limit: int = 1000
+    limit: Count = 1000
     """Transitions after which a game is cut."""
 
     def __post_init__(self) -> None:
         require(self.game, tuple(GAMES), "game")
-        require_positive(self.limit, "limit")
-        if not 0.0 <= self.sticky < 1.0:
-            raise ConfigError(f"sticky must be at least 0 and less than 1, not {self.sticky}.")
+        check_ranges(self, "task")
 
     @property
     def spec(self) -> Spec:

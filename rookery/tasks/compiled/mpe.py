@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Entities
 from rookery.tasks.compiled.adapter import (
@@ -19,7 +20,6 @@ from rookery.tasks.compiled.adapter import (
     construct,
     make_world,
     require,
-    require_positive,
 )
 
 _FACMAC = {
@@ -53,11 +53,11 @@ class Mpe(JaxmarlTask):
     family: Literal["mpe"] = "mpe"
     scenario: str = "simple_spread"
     """Scenario: simple, simple_spread, simple_tag, ... (`rookery tasks` lists them)."""
-    agents: int = 0
+    agents: Whole = 0
     """Agents and landmarks of simple_spread; 0: the scenario's own number."""
     action_type: Literal["discrete", "continuous"] = "discrete"
     """Discrete moves and words, or a box of 0 to 1 per direction and word. The facmac scenarios are continuous only."""
-    limit: int = 25
+    limit: Count = 25
     """Transitions of an episode."""
     team: str = "all"
     """Whom to train in a mixed scenario: all, adversary or good."""
@@ -68,7 +68,7 @@ class Mpe(JaxmarlTask):
         require(self.scenario, tuple(_CLASSES), "MPE scenario")
         require(self.action_type, ("discrete", "continuous"), "action type")
         require(self.opponents, ("random", "idle"), "opponents")
-        require_positive(self.limit, "limit")
+        check_ranges(self, "task")
         require(self.team, ("all", *_TEAMS) if self.scenario in _MIXED else ("all",), f"team of {self.scenario}")
         if self.scenario in _FACMAC and self.action_type != "continuous":
             raise ConfigError(f"{self.scenario} has continuous actions only: set action_type to continuous.")

@@ -8,7 +8,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.tasks.compiled.adapter import (
     NEVER,
@@ -18,7 +18,6 @@ from rookery.tasks.compiled.adapter import (
     construct,
     make_world,
     require,
-    require_positive,
 )
 
 LAYOUTS = (
@@ -56,19 +55,17 @@ class Overcooked(JaxmarlTask):
     family: Literal["overcooked"] = "overcooked"
     layout: str = "cramped_room"
     """Kitchen: cramped_room, coord_ring, ... (a misspelt name prints them all)."""
-    view: int = 0
+    view: Whole = 0
     """Cells that an agent sees in each direction; 0: the whole kitchen."""
     shaping: float = 0.0
     """Weight of the environment's shaped reward (for filling pots, fetching plates), added to each agent's own reward.
     The score is the return, so it includes this."""
-    limit: int = 400
+    limit: Count = 400
     """Transitions after which an episode is cut."""
 
     def __post_init__(self) -> None:
         require(self.layout, LAYOUTS, "Overcooked layout")
-        require_positive(self.limit, "limit")
-        if self.view < 0:
-            raise ConfigError(f"view must be 0 (the whole kitchen) or more, not {self.view}.")
+        check_ranges(self, "task")
 
     def build(self) -> World:
         """Construct the kitchen, with its own time limit out of the way: it counts as an end."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
+from annotated_types import Ge
 from jaxtyping import Array, Bool
+from tyro.conf import arg
 
-from rookery.core.errors import ConfigError
+from rookery.core.ranges import Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.tasks.compiled.adapter import NEVER, JaxmarlTask, World, construct, make_world
 
@@ -19,16 +21,13 @@ class Riddle(JaxmarlTask):
     """The agent in the room may switch the light or tell that all have been there: 1 for all if true, -1 if not."""
 
     family: Literal["riddle"] = "riddle"
-    agents: int = 3
+    agents: Annotated[int, Ge(3), arg(metavar="INT>=3")] = 3
     """Prisoners, 3 or more."""
-    limit: int = 0
+    limit: Whole = 0
     """Days after which an episode is cut; 0: 4 per agent, less 6."""
 
     def __post_init__(self) -> None:
-        if self.agents < 3:
-            raise ConfigError(f"the switch riddle needs at least 3 agents, not {self.agents}.")
-        if self.limit < 0:
-            raise ConfigError(f"limit must be 0 (4 per agent, less 6) or more, not {self.limit}.")
+        check_ranges(self, "task")
 
     def build(self) -> World:
         """Construct the prison, with its own time limit out of the way: it counts as an end."""

@@ -14,9 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import BelowOne, Count, NonNegative, Positive, UpToOne, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Action, ActionSpec, Spec, Step
-from rookery.tasks.compiled.adapter import require, require_positive
+from rookery.tasks.compiled.adapter import require
 from rookery.tasks.compiled.maze import reachable
 
 FOUR = (
@@ -61,22 +62,22 @@ class Rooms:
     reward: Literal["sparse", "step", "distance"] = "sparse"
     """sparse: 1 at the goal. step: -1 for every transition that does not end there. distance: minus the straight
     distance to the goal, in diagonals of the plan."""
-    speed: float = 1.0
+    speed: UpToOne = 1.0
     """Cells that a full push covers in one transition."""
-    inertia: float = 0.0
+    inertia: BelowOne = 0.0
     """Share of the velocity that is kept (then it is observed); 0: an action is the velocity itself."""
-    noise: float = 0.0
+    noise: NonNegative = 0.0
     """Standard deviation of what is added to every push; 0: none."""
-    radius: float = 0.5
+    radius: Positive = 0.5
     """Distance at which the goal is reached."""
-    limit: int = 100
+    limit: Count = 100
     """Transitions after which an episode is cut."""
 
     def __post_init__(self) -> None:
         require(self.start, ("corner", "random"), "start")
         require(self.goal, ("corner", "random"), "goal")
         require(self.reward, ("sparse", "step", "distance"), "reward")
-        require_positive(self.limit, "limit")
+        check_ranges(self, "task")
         if len({len(row) for row in self.plan}) != 1 or not self.plan[0]:
             raise ConfigError(f"plan must be equally long, non-empty rows, not {self.plan}.")
         walls = walls_of(self)
@@ -84,12 +85,6 @@ class Rooms:
             raise ConfigError("plan has a wall in its top left or bottom right cell: keep start and goal free.")
         if np.any(reachable(walls) == walls):
             raise ConfigError("plan has rooms that cannot be reached from the top left cell: add doors.")
-        if not 0.0 < self.speed <= 1.0:
-            raise ConfigError(f"speed must be more than 0 and at most 1, or walls can be jumped; not {self.speed}.")
-        if not 0.0 <= self.inertia < 1.0:
-            raise ConfigError(f"inertia must be at least 0 and less than 1, not {self.inertia}.")
-        if self.noise < 0.0 or self.radius <= 0.0:
-            raise ConfigError("noise must be 0 or more and radius more than 0.")
 
     @property
     def spec(self) -> Spec:

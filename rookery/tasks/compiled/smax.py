@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
+from rookery.core.ranges import Count, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Entities
 from rookery.tasks.compiled.adapter import (
@@ -19,7 +20,6 @@ from rookery.tasks.compiled.adapter import (
     load,
     make_world,
     require,
-    require_positive,
 )
 
 MAPS = (
@@ -67,13 +67,13 @@ class Smax(JaxmarlTask):
     """Whether a unit dies that touches the edge of the map."""
     attack_mode: Literal["closest", "random"] = "closest"
     """Whom the heuristic enemy shoots at."""
-    limit: int = 100
+    limit: Count = 100
     """Transitions after which a battle is cut (undecided, not lost)."""
 
     def __post_init__(self) -> None:
         require(self.map, (*MAPS, *MORE_MAPS), "SMAX map")
         require(self.attack_mode, ("closest", "random"), "attack mode")
-        require_positive(self.limit, "limit")
+        check_ranges(self, "task")
 
     def build(self) -> World:
         """Construct the battle, its own time limit out of the way: it counts as an end and is one step too long."""

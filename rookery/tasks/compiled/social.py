@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import Count, Several, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.tasks.compiled.adapter import (
     NEVER,
@@ -17,7 +18,6 @@ from rookery.tasks.compiled.adapter import (
     construct,
     make_world,
     require,
-    require_positive,
 )
 
 _STORM = {"two_player": "InTheGrid_2p", "grid": "InTheGrid", "matrix": "InTheMatrix"}
@@ -33,11 +33,11 @@ class Coin(JaxmarlTask):
     """Whether each agent sees the grid centred on itself."""
     shared: bool = False
     """Whether both get the sum of both rewards, which makes the game cooperative."""
-    limit: int = 50
+    limit: Count = 50
     """Transitions after which an episode is cut."""
 
     def __post_init__(self) -> None:
-        require_positive(self.limit, "limit")
+        check_ranges(self, "task")
 
     def build(self) -> World:
         """Construct one endless game: the environment's own inner episodes would swallow the reward at their end."""
@@ -69,14 +69,14 @@ class Storm(JaxmarlTask):
     variant: str = "two_player"
     """two_player (the original), matrix (newer rules, image only, up to 8 agents), or grid (the original rules for up
     to 8 agents; very slow: every transition shuffles all 43,758 sets of start cells)."""
-    agents: int = 2
+    agents: Several = 2
     """Agents; two_player has exactly 2."""
-    limit: int = 152
+    limit: Count = 152
     """Transitions after which an episode is cut."""
 
     def __post_init__(self) -> None:
         require(self.variant, tuple(_STORM), "STORM variant")
-        require_positive(self.limit, "limit")
+        check_ranges(self, "task")
         if not 2 <= self.agents <= (2 if self.variant == "two_player" else 8):
             most = "exactly 2 agents" if self.variant == "two_player" else "2 to 8 agents"
             raise ConfigError(f"STORM's variant {self.variant} has {most}, not {self.agents}.")

@@ -12,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
+from rookery.core.ranges import Count, check_ranges
 from rookery.core.registry import TASK_FAMILIES, TASKS, family
 from rookery.core.types import Action, ActionSpec, Spec, Step
-from rookery.tasks.compiled.adapter import require_positive
 
 FORWARD, UP, DOWN = range(3)
 
@@ -36,7 +36,7 @@ class Tmaze:
     """
 
     family: Literal["tmaze"] = "tmaze"
-    length: int = 10
+    length: Count = 10
     """Moves from the start to the junction."""
     right_reward: float = 4.0
     """Reward of the right arm."""
@@ -44,11 +44,11 @@ class Tmaze:
     """Reward of the wrong arm."""
     idle_reward: float = -0.1
     """Reward of an action that does nothing."""
-    limit: int = 50
+    limit: Count = 50
     """Transitions after which an episode is cut."""
 
     def __post_init__(self) -> None:
-        require_positive(self.length, "length")
+        check_ranges(self, "task")
         if self.limit <= self.length:
             raise ConfigError(
                 f"limit must be more than length ({self.length}), or no choice is made; not {self.limit}."

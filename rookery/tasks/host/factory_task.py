@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from rookery.core.errors import ConfigError
 from rookery.core.host import HostEnvs, HostTask
+from rookery.core.ranges import NonNegative, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -25,7 +26,7 @@ class Factory(HostTask):
     """package.module:factory."""
     kwargs: str = "{}"
     """Keyword arguments of the factory, a JSON object such as {"size": 5}."""
-    limit: int = 0
+    limit: Whole = 0
     """Transitions after which an episode is truncated; 0: the environment's own limit, if it has one."""
     cooperative: bool = True
     """Whether maximizing the mean reward of all agents is the goal."""
@@ -33,7 +34,7 @@ class Factory(HostTask):
     """Team of each agent of a PettingZoo environment whose goal is not cooperative; (): by the names' prefixes."""
     state: bool = False
     """Use `state()` of a PettingZoo environment as the global state. False: all observations, joined."""
-    clip_rewards: float = 0.0
+    clip_rewards: NonNegative = 0.0
     """Clip rewards of a Gymnasium environment to plus or minus this; 0: no clipping."""
     clip_actions: bool = True
     """Clip a Box action to the bounds of its space before the environment sees it."""
@@ -49,8 +50,7 @@ class Factory(HostTask):
             teams=base.canonical_list(self.teams, "task.teams"),
             drop=base.canonical_list(self.drop, "task.drop"),
         )
-        if self.limit < 0:
-            raise ConfigError(f"task.limit must be at least 0, not {self.limit}.")
+        check_ranges(self, "task")
 
     @property
     def spec(self) -> Spec:

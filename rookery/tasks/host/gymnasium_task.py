@@ -16,6 +16,7 @@ import numpy as np
 
 from rookery.core.errors import ConfigError
 from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.ranges import BelowOne, Count, NonNegative, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -46,16 +47,16 @@ class Gymnasium(HostTask):
     """Keyword arguments of the environment, a JSON object such as {"continuous": true}."""
     wrappers: tuple[str, ...] = ()
     """Wrappers from the inside out, each package.module:Class or package.module:Class({"argument": 1})."""
-    limit: int = 0
+    limit: Whole = 0
     """Transitions after which an episode is truncated; 0: the environment's own limit, if it has one."""
     limit_is_truncation: bool = False
     """Treat a termination at the limit as a truncation, for environments that report their time limit as terminated
     (lbforaging, rware)."""
-    frame_skip: int = 1
+    frame_skip: Count = 1
     """Environment steps per action; their rewards are summed."""
-    sticky: float = 0.0
+    sticky: BelowOne = 0.0
     """Probability that an environment step repeats the previous action instead of the chosen one."""
-    clip_rewards: float = 0.0
+    clip_rewards: NonNegative = 0.0
     """Clip rewards to plus or minus this; 0: no clipping. `success` then holds the return without clipping, which is
     the score."""
     clip_actions: bool = True
@@ -74,11 +75,7 @@ class Gymnasium(HostTask):
             wrappers=base.canonical_list(self.wrappers, "task.wrappers"),
             drop=base.canonical_list(self.drop, "task.drop"),
         )
-        if self.limit < 0 or self.frame_skip < 1 or not 0 <= self.sticky < 1 or self.clip_rewards < 0:
-            raise ConfigError(
-                "task.limit and task.clip_rewards must be at least 0, task.frame_skip at least 1 and task.sticky from "
-                f"0 to below 1; got {self.limit}, {self.clip_rewards}, {self.frame_skip} and {self.sticky}."
-            )
+        check_ranges(self, "task")
         for wrapper in self.wrappers:
             split_wrapper(wrapper)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.ranges import Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -40,7 +41,7 @@ class PettingZoo(HostTask):
     """Keyword arguments of the environment, a JSON object such as {"N": 3}."""
     wrappers: tuple[str, ...] = ()
     """Wrappers from the inside out, each package.module:Class or package.module:Class({"argument": 1})."""
-    limit: int = 0
+    limit: Whole = 0
     """Transitions after which an episode is truncated; 0: the environment's own limit, if it has one. In a turn-based
     game every move is a transition."""
     cooperative: bool = True
@@ -66,8 +67,7 @@ class PettingZoo(HostTask):
             teams=base.canonical_list(self.teams, "task.teams"),
             drop=base.canonical_list(self.drop, "task.drop"),
         )
-        if self.limit < 0:
-            raise ConfigError(f"task.limit must be at least 0, not {self.limit}.")
+        check_ranges(self, "task")
         for wrapper in self.wrappers:
             split_wrapper(wrapper)
 

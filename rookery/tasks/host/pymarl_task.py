@@ -18,6 +18,7 @@ import numpy as np
 
 from rookery.core.errors import ConfigError
 from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.ranges import Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
 from rookery.tasks.host import base
@@ -39,7 +40,7 @@ class PyMarl(HostTask):
     """package.module:Class."""
     kwargs: str = "{}"
     """Keyword arguments of the class, a JSON object such as {"map_name": "3m"}."""
-    limit: int = 0
+    limit: Whole = 0
     """Transitions after which an episode is truncated; 0: the environment's own episode_limit."""
     noop_is_dead: bool = False
     """An agent whose only available action is 0 is dead, as in SMAC. The interface itself does not say who lives."""
@@ -50,8 +51,7 @@ class PyMarl(HostTask):
 
     def __post_init__(self) -> None:
         base.set_canonical(self, kwargs=base.canonical_kwargs(self.kwargs))
-        if self.limit < 0:
-            raise ConfigError(f"task.limit must be at least 0, not {self.limit}.")
+        check_ranges(self, "task")
 
     @property
     def spec(self) -> Spec:

@@ -17,9 +17,10 @@ class SmallScreen(gymnasium.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: Any, shrink: int = 4) -> None:
         super().__init__(env)
         space = env.observation_space
-        if not isinstance(space, Dict) or len(getattr(space.get("screen"), "shape", None) or ()) != 3:
+        shape = (space.spaces["screen"].shape or ()) if isinstance(space, Dict) and "screen" in space.spaces else ()
+        if len(shape) != 3:
             raise ConfigError(f"SmallScreen needs an observation with a `screen` [height, width, color], not {space}.")
-        height, width, colors = space["screen"].shape or ()
+        height, width, colors = shape
         if shrink < 1 or height % shrink or width % shrink:
             raise ConfigError(f"SmallScreen: shrink must divide {height} and {width}; got {shrink}.")
         self._blocks = (height // shrink, shrink, width // shrink, shrink, colors)

@@ -174,9 +174,10 @@ class LearnerPool:
 
         def moved(index: int) -> bool:
             before, self._beats[index] = self._beats[index], self.memory.beats[index]
-            return self._beats[index] != before
+            return bool(self._beats[index] != before)
 
-        for error in answers(self._children, seconds, moved).values():
+        # The others would go on for the whole chunk.
+        for error in answers(self._children, seconds, moved, all_of_them=False).values():
             raise error
 
     def close(self) -> None:

@@ -127,9 +127,13 @@ class Child:
 
 
 def answers(
-    children: Sequence[Child], seconds: float, moved: Callable[[int], bool] = lambda _: False
+    children: Sequence[Child],
+    seconds: float,
+    moved: Callable[[int], bool] = lambda _: False,
+    *,
+    all_of_them: bool = True,
 ) -> dict[int, ChildError]:
-    """Wait for an answer of every child; returns what is wrong with those that failed.
+    """Wait for an answer of every child (or until one has failed); returns what is wrong with those that failed.
 
     One that neither answers for so many seconds nor has `moved` since it was last asked hangs.
     """
@@ -139,7 +143,7 @@ def answers(
     poll = select.poll()
     for pipe in waiting:
         poll.register(pipe, select.POLLIN)
-    while waiting:
+    while waiting and (all_of_them or not failed):
         ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         if not ready:
             still = [index for index in waiting.values() if not moved(index)]

@@ -146,7 +146,7 @@ class HostEngine:
         keys = jnp.stack([stream(key, "evaluate", state.iteration) for key in m.key])
         when = (state.iteration, m.steps, state.budget)
         episodes = second = self.player.play(m.algo, m.swept, keys, when, live=True)
-        mean = np.mean(score(self.program.spec, episodes), axis=1)
+        mean = np.asarray(score(self.program.spec, episodes)).mean(axis=1)
         plays = mean >= np.asarray(m.best_score)
         if plays.any():
             keys = jnp.stack([stream(key, SECOND) for key in keys])

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -85,8 +86,9 @@ def test_two_learners_share_weights_and_statistics_and_learn(engine: AsyncEngine
     for shared, kept in zip(memory.commons, jax.tree.leaves(_common(engine, state)), strict=True):
         np.testing.assert_array_equal(shared, np.asarray(kept))
     # What the processes read is this memory: with weights of 0 both act at random, with equal chances.
-    zero = jax.tree.map(lambda x: x * 0, state.members.algo.nets)
-    blank = replace(state, members=replace(state.members, algo=replace(state.members.algo, nets=zero)))
+    blank = eqx.tree_at(
+        lambda s: s.members.algo.nets, state, replace_fn=lambda nets: jax.tree.map(lambda x: x * 0, nets)
+    )
     _, report = engine.chunk(blank, 1)
     np.testing.assert_allclose(report.means["entropy"].total / report.means["entropy"].weight, np.log(2), atol=0.05)
     assert any(not np.array_equal(x, y) for x, y in zip(before, memory.commons, strict=True))
@@ -122,7 +124,7 @@ def test_a_killed_run_leaves_no_learner_and_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rookery.app.cli", *TRAIN, "--out", str(tmp_path)]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: any(checkpoint.manifests(path) for path in tmp_path.glob("*/checkpoints")), 120)
+        assert wait_until(lambda: any(checkpoint.manifests(path) for path in tmp_path.glob("*/checkpoints")), 240)
         learners = [pid for pid in _children(parent.pid) if alive(pid)]
     finally:
         parent.kill()
