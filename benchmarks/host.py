@@ -223,7 +223,7 @@ def ours(preset: str, task: str, steps: int, values: dict[str, Any], files: tupl
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
         (run,) = (path for path in Path(folder).iterdir() if path.is_dir())
         timing = RunFolder(run).timing().sort("chunk")[1:]
-    return round(timing["steps"].sum() / timing["seconds"].sum())
+    return round(float(timing["steps"].sum()) / float(timing["seconds"].sum()))
 
 
 def ratios(sides: dict[str, Callable[[int], int]], rounds: int) -> dict[str, Any]:

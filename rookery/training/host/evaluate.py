@@ -74,8 +74,8 @@ class Player:
             of_fixed, of_now = jax.tree.structure((source, *others)), jax.tree.structure(now)
 
             def act(fixed: Leaves, now: Leaves, row: Array) -> tuple[Leaves, Action]:
-                source, *others = jax.tree.unflatten(of_fixed, fixed)
-                after, action = self.act(source, jax.tree.unflatten(of_now, now), *others, row, live=live)
+                source, swept, keys, when = jax.tree.unflatten(of_fixed, fixed)
+                after, action = self.act(source, jax.tree.unflatten(of_now, now), swept, keys, when, row, live=live)
                 return leaves_of(after), action
 
             flat = leaves_of((source, *others)), leaves_of(now), row

@@ -178,11 +178,11 @@ class HostProgram:
     def lowered_act(self) -> jax.stages.Lowered:
         """`act` of flat tuples: of the algorithm's state, of `Shared`, and of `Acting`, which it returns too."""
         leaves, shared, acting, _, rows = self.arguments()
-        taken_apart = [jax.tree.structure(x) for x in (shared, acting[0])]
+        of_shared, of_acting = jax.tree.structure(shared), jax.tree.structure(acting[0])
 
         def act(leaves: Leaves, shared: Leaves, acting: Leaves, row: Array) -> tuple[Leaves, Action]:
-            whole = map(jax.tree.unflatten, taken_apart, (shared, acting))
-            after, action = self.act(leaves, *whole, row)
+            whole = jax.tree.unflatten(of_shared, shared), jax.tree.unflatten(of_acting, acting)
+            after, action = self.act(leaves, whole[0], whole[1], row)
             return leaves_of(after), action
 
         return jit(act, donate_argnums=2).lower(leaves, leaves_of(shared), leaves_of(acting[0]), rows[0][0])

@@ -22,6 +22,7 @@ from rookery.core.host import HostTask, Rows, empty_rows
 from rookery.core.registry import PRESETS, find_task
 from rookery.core.types import Collect
 from rookery.tasks.host.atari_task import Atari, rom
+from rookery.training.compiled import compiler
 from rookery.training.config import RunConfig, Workers
 from rookery.training.host.engine import HostEngine
 
@@ -515,8 +516,9 @@ TRAINED = _trained()
 
 
 @pytest.mark.parametrize("case", TRAINED)
-def test_learning(case: str) -> None:
+def test_learning(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rollouts of the real environment are learned from: everything stays finite and the weights move."""
+    monkeypatch.setattr(compiler, "_accepted", lambda once: compiler.ONCE)  # compiling is all that takes long
     packages, values = TRAINED[case]
     need("gymnasium", *packages)
     task = task_of(case.split()[0], **values)

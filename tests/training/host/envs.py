@@ -125,6 +125,27 @@ class Counter(HostTask):
         return Counters(self, envs)
 
 
+class SlowEnvs(Counters):
+    """A counter whose every environment takes its time."""
+
+    def step(self, action: np.ndarray, seeds: np.ndarray, rows: Rows) -> None:
+        time.sleep(0.002 * len(seeds))
+        super().step(action, seeds, rows)
+
+
+@family(TASK_FAMILIES)
+@dataclass(frozen=True)
+class Slow(HostTask):
+    family: Literal["test-slow"] = "test-slow"
+
+    @property
+    def spec(self) -> Spec:
+        return replace(Counter().spec, name="test/slow")
+
+    def open(self, envs: int) -> HostEnvs:
+        return SlowEnvs(Counter(), envs)
+
+
 class FaultyEnvs(Counters):
     """A counter that fails at some step of its second environment."""
 

@@ -25,6 +25,7 @@ from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
 from rookery.nets.encoder import Encoder
 from rookery.tasks.host.atari_task import Atari
+from rookery.tasks.host.pettingzoo_task import PettingZoo
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Workers
 from rookery.training.folder import RunFolder, read_json
 
@@ -33,7 +34,7 @@ NURSERY = """
 import json, os, sys
 sys.path.insert(0, sys.argv[3])
 import envs, rookery, rookery.algorithms, rookery.tasks, rookery.training.train
-import rookery.training.host.engine, gymnasium.envs.classic_control.cartpole
+import rookery.training.host.engine, gymnasium.envs.classic_control.cartpole, mpe2.simple_spread_v3
 from rookery.core.config import from_json
 from rookery.core.errors import RookeryError
 from rookery.training.progress import Silent
@@ -115,9 +116,13 @@ def assert_same_run(run: RunFolder, whole: RunFolder) -> None:
             assert a.read_bytes() == b.read_bytes(), a.name
 
 
-@pytest.mark.parametrize("preset", ["ippo", "iql"])
+KILLED = {"ippo": CartPole(), "iql": CartPole(), "vdn": PettingZoo(kwargs='{"N": 2}')}
+
+
+@pytest.mark.parametrize("preset", KILLED)
 def test_training_that_is_killed_ends_bit_for_bit_the_same(preset: str, nursery: Nursery, tmp_path: Path) -> None:
-    config, rng = config_of(preset), random.Random(0)
+    """On CartPole, and on mpe2's simple_spread with several agents."""
+    config, rng = config_of(preset, task=KILLED[preset]), random.Random(0)
     nursery.start(config, tmp_path / "whole")
     assert nursery.wait() == 0, nursery.messages()
     whole, run = run_of(config, tmp_path / "whole"), run_of(config, tmp_path / "killed")

@@ -17,7 +17,7 @@ import pytest
 from small import assert_same
 
 sys.path.insert(0, str(Path(__file__).parent))
-from envs import Counter, Faulty
+from envs import Counter, Faulty, Slow
 
 import rookery.algorithms  # noqa: F401  (fills the registry)
 from rookery.core.errors import ConfigError, TrainingError
@@ -26,8 +26,11 @@ from rookery.core.types import Collect
 from rookery.training.check import check
 from rookery.training.config import Evaluation, RunConfig, Workers
 from rookery.training.host.engine import HostEngine
+from rookery.training.host.measure import choose
 from rookery.training.host.packing import Packing
+from rookery.training.host.program import HostProgram
 from rookery.training.host.workers import WorkerPool
+from rookery.training.provenance import usable_cores
 
 EVALUATION = Evaluation(points=2, rows=2, episodes=3, final=3)
 
@@ -160,9 +163,10 @@ PARENT = """
 import sys, os, time
 sys.path[:0] = {path!r}
 import numpy as np
-from envs import Counter, Faulty
+from envs import Counter, Faulty, Slow
 from test_workers import pool
 from rookery.training.host.workers import WorkerPool
+from rookery.training.provenance import usable_cores
 from rookery.core.types import Spec
 if __name__ == "__main__":
     envs = pool({task}, timeout=1000.0)
@@ -227,3 +231,15 @@ def test_the_choice_is_measured_and_recorded() -> None:
     state, report = engine.chunk(state, 4)
     assert_same(jax.tree.map(np.asarray, (state, report)), trained(config_of(workers=Workers(count=0))))
     engine.close()
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="workers need cores")
+def test_workers_are_chosen_where_they_save_time() -> None:
+    """Environments that take 12 ms of a row in one process and half of that in two; a short run would not gain."""
+    engine = HostEngine(replace(config_of(Slow(), Workers()), steps=200_000))
+    engine.prepare(fresh=True)
+    found, notes = engine.record()["workers"], engine.notes
+    engine.close()
+    assert found["count"] >= 2 and any(f"{found['count']} workers" in note for note in notes)
+    assert found["steps_per_second"]["in_workers"] > found["steps_per_second"]["in_process"]
+    assert choose(HostProgram(config_of(Slow(), Workers())), engine._time_iterations).count == 0
