@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ["host", "hyper", "maze", "mechanisms", "memory", "peers", "scaling", "scripted", "studies_scale"]
+SCRIPTS = ["host", "hyper", "maddpg", "maze", "mechanisms", "memory", "peers", "scaling", "scripted", "studies_scale"]
 SCRIPTS += ["time_to_score", "torch_peers"]
 
 
