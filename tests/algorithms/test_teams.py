@@ -162,7 +162,8 @@ def test_presets_and_runs_by_name(tmp_path: Path) -> None:
     file.write_text(text % (entry, first.folder.name))
     study = plan.load(file, tmp_path)
     assert [run.label.split(",")[1] for run in study.runs] == ["adversary=maddpg", "adversary=maddpg gumbel.kind=gst"]
-    assert all(run.config.algo.teams[0].saved == frozen.algo.teams[0].saved for run in study.runs)
+    for run in study.runs:
+        assert isinstance(run.config.algo, Teams) and run.config.algo.teams[0].saved == frozen.algo.teams[0].saved
     file.write_text(
         text % (entry.replace("vary", "sweep").replace('"gumbel.kind" = ["st", "gst"]', "gamma = [0.9]"), "vdn")
     )
