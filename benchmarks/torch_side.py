@@ -43,7 +43,9 @@ def main() -> None:
 def _answer(learner: Any, moments: list[float]) -> None:
     """Print what was measured and end the process, without waiting for what it started."""
     held = learner.policy if hasattr(learner, "policy") else learner.mac
-    nets = [held.actor, held.critic] if hasattr(held, "actor") else [held, *filter(None, [learner.mixer])]
+    # Beside the actors: QMIX has a mixer, MADDPG a critic.
+    more = (getattr(learner, name, None) for name in ("mixer", "critic"))
+    nets = [held.actor, held.critic] if hasattr(held, "actor") else [held, *filter(None, more)]
     answer = {
         "updates_per_second": (len(moments) - 1) / (moments[-1] - moments[0]),
         "parameters": sum(p.numel() for net in nets for p in net.parameters()),
@@ -67,6 +69,11 @@ def _epymarl(checkout: Path) -> tuple[type[Any], Path]:
     return importlib.import_module("learners.q_learner").QLearner, checkout / "src" / "main.py"
 
 
+def _maddpg(checkout: Path) -> tuple[type[Any], Path]:
+    _, script = _epymarl(checkout)
+    return importlib.import_module("learners.maddpg_learner").MADDPGLearner, script
+
+
 def _onpolicy(checkout: Path) -> tuple[type[Any], Path]:
     sys.path.insert(0, str(checkout))
     sys.modules["gym"] = importlib.import_module("gymnasium")
@@ -75,7 +82,7 @@ def _onpolicy(checkout: Path) -> tuple[type[Any], Path]:
     return learner, checkout / "onpolicy" / "scripts" / "train" / "train_mpe.py"
 
 
-PREPARE = {"epymarl": _epymarl, "onpolicy": _onpolicy}
+PREPARE = {"epymarl": _epymarl, "epymarl_maddpg": _maddpg, "onpolicy": _onpolicy}
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array
 from safetensors.numpy import load_file
 
-from rookery.core.config import OfFamily
+from rookery.core.config import OfFamily, label
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.keys import stream
 from rookery.core.ranges import Whole
@@ -76,7 +76,12 @@ class Team:
         return bool(self.saved.path)
 
     def __str__(self) -> str:
-        return f"{self.name}={self.preset}" + (f"@{self.saved.sha256[:8]}" if self.frozen else "")
+        """Its name, and what moves it: the preset and what is changed of it, or whose policy."""
+        return (
+            f"{self.name}={self.preset}@{self.saved.sha256[:8]}"
+            if self.frozen
+            else (f"{self.name}={label(self.preset, self.algo)}")
+        )
 
 
 @family(ALGORITHMS)

@@ -16,12 +16,12 @@ import tyro
 from rookery.app.options import NUMBERS, Imports, LogNames, Train, import_given, load_registries, parse_log, parse_train
 from rookery.app.progress import Progress, progress_for
 from rookery.app.study_cli import CompareRuns, Export, Study, study_command
-from rookery.app.teams import cross_play
 from rookery.app.text import member_means, preset_row, print_rows, run_rows, score_lines, score_rows, show_lines
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RookeryError, suggest
 from rookery.core.registry import PRESETS
 from rookery.core.stats import INTERVAL
+from rookery.studies.teams import cross_play
 from rookery.training.check import check
 from rookery.training.config import RunConfig
 

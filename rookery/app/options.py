@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import tyro
 
-from rookery.app.teams import with_teams
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.core.imports import import_files
 from rookery.core.registry import PRESETS, TASKS, find_task, lookup
+from rookery.studies.teams import with_teams
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep, Workers
 
 LogNames = Annotated[str, tyro.conf.arg(metavar="NAME,..")]

@@ -65,7 +65,7 @@ class StudyRun(Imports):
             if value < 0:
                 raise ConfigError(f"--{name} must be at least 0, got {value}.")
         load_registries()
-        planned = plan.load(self.file)
+        planned = plan.load(self.file, self.out)
         self._measure(planned)
         study = laid_out(planned, self.out)
         entries = schedule.survey(study, self.out)
@@ -145,7 +145,7 @@ class StudyStatus(Imports):
         from rookery.studies.layout import laid_out
 
         load_registries()
-        entries = schedule.survey(laid_out(plan.load(self.file), self.out), self.out)
+        entries = schedule.survey(laid_out(plan.load(self.file, self.out), self.out), self.out)
         print_rows([_entry_row(entry) for entry in entries], self.json)
         return 0
 
@@ -187,7 +187,7 @@ class StudyReport(Imports):
         from rookery.studies.layout import laid_out
 
         load_registries()
-        _write_report(laid_out(plan.load(self.file), self.out), self.out, self.to)
+        _write_report(laid_out(plan.load(self.file, self.out), self.out), self.out, self.to)
         return 0
 
 

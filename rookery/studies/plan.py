@@ -11,6 +11,7 @@ steps = 1_000_000                     # of each seed; a task may have a budget o
 preset = "mappo"
 vary = { "optimiser.lr" = [1e-3, 3e-4] }    # one run for each combination of values
 sweep = { "entropy" = [0.0, 0.01] }         # all values in one program, side by side with the seeds
+teams = { prey = "runs/mappo__..." }        # other teams: a preset, or a complete run whose best policy plays (RUN@2)
 
 [evaluation]                          # as in a run's config
 [checkpoints]
@@ -34,6 +35,7 @@ from rookery.core import config as configs
 from rookery.core.errors import ConfigError, suggest
 from rookery.core.imports import import_files
 from rookery.core.registry import PRESETS, find_task, known_task, lookup
+from rookery.studies.teams import with_teams
 from rookery.training import reads
 from rookery.training.check import check
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep, Workers
@@ -118,8 +120,8 @@ _KEYS = ("name", "import", "tasks", "algorithms", "seeds", "steps", "evaluation"
 _KEYS += ("scale",)
 
 
-def load(file: Path) -> Study:
-    """Read a study file; every mistake in it is a `ConfigError`."""
+def load(file: Path, out: Path = Path("runs")) -> Study:
+    """Read a study file; every mistake in it is a `ConfigError`. Teams that saved policies play are runs in `out`."""
     data = read_toml(file)
     _refuse_unknown(data, _KEYS, str(file))
     _import(data.get("import", []), file)
@@ -133,7 +135,9 @@ def load(file: Path) -> Study:
     algorithms = [algo for i, entry in enumerate(_listed(data, "algorithms")) for algo in _algorithms(entry, i)]
     tasks = [_task(entry, i, base["steps"]) for i, entry in enumerate(_listed(data, "tasks"))]
     runs = [
-        replace(base_run, seeds=group) for base_run in _grid(algorithms, tasks, base, groups[0]) for group in groups
+        replace(base_run, seeds=group)
+        for base_run in _grid(algorithms, tasks, base, groups[0], out)
+        for group in groups
     ]
     planned = tuple(Planned(algorithm_label(run), task_label(run.task_name, run.task), run) for run in runs)
     name = data.get("name", file.stem)
@@ -209,18 +213,20 @@ def task_label(name: str, task: Any) -> str:
 
 
 def _grid(
-    algorithms: Sequence[tuple[str, Any, tuple[Sweep, ...]]],
+    algorithms: Sequence[tuple[str, Any, tuple[Sweep, ...], tuple[str, ...]]],
     tasks: Sequence[tuple[str, Any, int]],
     base: Mapping[str, Any],
     seeds: tuple[int, ...],
+    out: Path,
 ) -> Iterator[RunConfig]:
     """Every algorithm on every task, each combination checked."""
     seen: dict[tuple[Any, ...], str] = {}
-    for preset, algo, sweep in algorithms:
+    for preset, algo, sweep, teams in algorithms:
         for name, task, steps in tasks:
             run = RunConfig(preset, name, algo, task, seeds=seeds, sweep=sweep, **{**base, "steps": steps})
+            run = with_teams(run, teams, out)
             what = f"{algorithm_label(run)} on {task_label(name, task)}"
-            key = (algo, sweep, task)
+            key = (run.algo, sweep, task)
             if key in seen:
                 raise ConfigError(f"{what} is the same run as {seen[key]}; list it once.")
             seen[key] = what
@@ -231,22 +237,32 @@ def _grid(
             yield run
 
 
-def _algorithms(entry: Any, index: int) -> Iterator[tuple[str, Any, tuple[Sweep, ...]]]:
-    """Preset, config and sweep of every algorithm that an entry means."""
+def _algorithms(entry: Any, index: int) -> Iterator[tuple[str, Any, tuple[Sweep, ...], tuple[str, ...]]]:
+    """Preset, config, sweep and other teams (TEAM=PRESET or TEAM=RUN) of every algorithm that an entry means."""
     where = f"algorithms[{index}]"
     values = _table(entry, "preset", where)
-    preset = values.pop("preset")
+    preset, given = values.pop("preset"), values.pop("teams", {})
     vary, swept = (_paths(values.pop(key, {}), f"{where}.{key}") for key in ("vary", "sweep"))
     algo = _with_overrides(lookup(PRESETS, preset, f"preset in {where}:"), values, where)
     sweep = tuple(
         configs.from_json(Sweep, {"path": f"algo.{path}", "values": choices}, f"{where}.sweep.{path}")
         for path, choices in swept.items()
     )
+    teams = _teams(given, where)
+    if teams and sweep:
+        raise ConfigError(f"{where}: an algorithm with teams cannot be swept; use vary.")
     for choice in itertools.product(*vary.values()):
         varied = algo
         for path, value in zip(vary, choice, strict=True):
             varied = _set(varied, path, value, f"{where}.vary")
-        yield preset, varied, sweep
+        yield preset, varied, sweep, teams
+
+
+def _teams(given: Any, where: str) -> tuple[str, ...]:
+    """{ prey = "maddpg" } -> ("prey=maddpg",)."""
+    if not isinstance(given, dict) or not all(isinstance(what, str) for what in given.values()):
+        raise ConfigError(f'{where}.teams: expected a table such as {{ prey = "maddpg" }}, got {given!r}.')
+    return tuple(f"{name}={what}" for name, what in given.items())
 
 
 def _task(entry: Any, index: int, steps: int) -> tuple[str, Any, int]:

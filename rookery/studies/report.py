@@ -127,7 +127,7 @@ def _page(
 ) -> str:
     title = html.escape(f"Study {name}")
     boxes = "".join(f'<p class="warning">{html.escape(text)}</p>' for text in warnings)
-    main = [table for table in every if table.name in ("final", "aggregate", "improvement")]
+    main = [table for table in every if table.name in ("final", "teams", "aggregate", "improvement")]
     rest = [table for table in every if table not in main]
     drawn = "".join(_figure(*figure) for figure in figures)
     sections = [

@@ -10,6 +10,7 @@ from rookery.core.stats import INTERVAL
 from rookery.studies import stats
 from rookery.studies.results import FEW, Cell, Results
 from rookery.studies.tables import Table, show
+from rookery.studies.teams import teams_of
 
 _INTERVAL = ("IQM", "low", "high")
 _METHOD = f"IQM over seeds; low and high: {INTERVAL}, - for a single seed"
@@ -19,6 +20,7 @@ def all_tables(results: Results) -> list[Table]:
     """Every table that the results have something for."""
     tables = [
         final_table(results),
+        teams_table(results),
         steps_table(results),
         efficiency_table(results),
         aggregate_table(results),
@@ -41,6 +43,32 @@ def final_table(results: Results) -> Table:
     note = f"{_METHOD}; evaluation episodes of each seed's {results.compare.policy} policy after training."
     columns = ("task", "algorithm", *_INTERVAL, "mean", "seeds", "unit")
     return Table("final", "Absolute metric after training", note, columns, tuple(rows))
+
+
+def teams_table(results: Results) -> Table:
+    """The absolute metric of each team on tasks that have teams: a mean over all agents says little there."""
+    found: dict[tuple[str, str, str], list[np.ndarray]] = {}
+    for folder in results.runs.folders:
+        teams = teams_of(folder)
+        final = folder.final() if teams else pl.DataFrame()
+        if final.is_empty():
+            continue
+        rows = results.runs.members.filter(pl.col("run") == folder.name)
+        for row in rows.iter_rows(named=True):
+            chosen = (pl.col("member") == row["member"]) & (pl.col("which") == results.compare.policy)
+            returns = final.filter(chosen)["returns"].to_numpy()
+            for team in dict.fromkeys(teams):
+                own = returns[:, [i for i, name in enumerate(teams) if name == team]].mean(axis=1)
+                found.setdefault((row["task"], row["label"], team), []).append(own.mean())
+    rows = []
+    for (task, label, team), scores in found.items():
+        estimate = stats.aggregate([np.asarray(scores, float)], stats.iqm, results.compare.resamples).floats()
+        rows.append((task, label, team, *estimate, float(np.mean(scores)), len(scores)))
+    note = f"{_METHOD}; return of an episode, mean over the team's agents, of {results.compare.policy} policies."
+    columns = ("task", "algorithm", "team", *_INTERVAL, "mean", "seeds")
+    order = {pair: i for i, pair in enumerate(results.cells)}
+    rows.sort(key=lambda row: (order.get((row[1], row[0]), 0), row[2]))
+    return Table("teams", "Absolute metric of each team", note, columns, tuple(rows))
 
 
 def steps_table(results: Results) -> Table:

@@ -11,17 +11,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import polars as pl
 import pytest
 from small import assert_close, assert_same, differs, hasty_jit
 
 import rookery.algorithms  # noqa: F401  (fills the registries)
 from rookery.algorithms.teams import Saved, Team, Teams, members, of_agents, team_rollout, team_spec
-from rookery.app.teams import cross_play, with_teams
 from rookery.core.config import from_json, label, to_json
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import PRESETS
 from rookery.core.types import Clock, Collect, Rollout
+from rookery.studies import plan, results
+from rookery.studies.plan import Compare
+from rookery.studies.read import open_runs
+from rookery.studies.summarise import teams_table
+from rookery.studies.teams import cross_play, with_teams
 from rookery.tasks.compiled.mpe import Mpe
 from rookery.training.check import check
 from rookery.training.compiled.program import Program
@@ -113,7 +118,7 @@ def test_impossible_teams_are_refused() -> None:
     with pytest.raises(ConfigError, match="no teams"):
         both.check(replace(SPEC, teams=()))
     for text in ("adversary", "=iql", "adversary=nobody"):
-        with pytest.raises(ConfigError, match="--team"):
+        with pytest.raises(ConfigError, match=r"^team[: ]"):
             with_teams(config_of(SMALL["maddpg"], "maddpg"), [text], Path("nowhere"))
 
 
@@ -145,6 +150,25 @@ def test_presets_and_runs_by_name(tmp_path: Path) -> None:
     rows = cross_play(first.folder.path, first.folder.path, 8)
     assert [row[f"{first.folder.path.name} plays"] for row in rows] == ["adversary", "good"]
     assert rows[0]["return of good"] == rows[1]["return of good"]
+    # Reports have a row for each team.
+    table = teams_table(results.collect(open_runs([first.folder]), Compare(resamples=50), {}))
+    final = first.final().filter(pl.col("which") == "best")["returns"].to_numpy().mean(axis=0)
+    assert [row[2] for row in table.rows] == ["adversary", "good"]
+    np.testing.assert_allclose([row[3] for row in table.rows], [final[:3].mean(), final[3]], rtol=1e-5)
+    # A study file names teams as the command line does.
+    file = tmp_path / "study.toml"
+    entry = 'preset = "maddpg", vary = { "gumbel.kind" = ["st", "gst"] }'
+    text = 'tasks = [{ name = "mpe/simple_tag", limit = 3 }]\nalgorithms = [{ %s, teams = { good = "%s" } }]\n'
+    file.write_text(text % (entry, first.folder.name))
+    study = plan.load(file, tmp_path)
+    assert [run.label.split(",")[1] for run in study.runs] == ["adversary=maddpg", "adversary=maddpg gumbel.kind=gst"]
+    for run in study.runs:
+        assert isinstance(run.config.algo, Teams) and run.config.algo.teams[0].saved == frozen.algo.teams[0].saved
+    file.write_text(
+        text % (entry.replace("vary", "sweep").replace('"gumbel.kind" = ["st", "gst"]', "gamma = [0.9]"), "vdn")
+    )
+    with pytest.raises(ConfigError, match="cannot be swept"):
+        plan.load(file, tmp_path)
 
 
 def test_a_changed_or_foreign_policy_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ["atari", "host", "hyper", "maze", "mechanisms", "memory", "originals", "peers", "scaling", "scripted"]
-SCRIPTS += ["studies_scale", "tables", "time_to_score", "torch_peers"]
+SCRIPTS = ["atari", "host", "hyper", "maddpg", "maze", "mechanisms", "memory", "originals", "peers", "scaling"]
+SCRIPTS += ["scripted", "studies_scale", "tables", "time_to_score", "torch_peers"]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 from rookery.app import cli
+from rookery.core.errors import ConfigError
 from rookery.studies import plan
 from rookery.training.folder import RunFolder, find_runs
 
@@ -203,10 +204,12 @@ def test_export_names_the_extra_it_needs(
     assert "rookery[tensorboard]" in capsys.readouterr().err
 
 
-def test_the_ready_studies_are_sound() -> None:
-    files = sorted((Path(__file__).resolve().parents[2] / "studies").glob("*.toml"))
-    assert files
-    for file in files:
+def test_the_ready_studies_are_sound(tmp_path: Path) -> None:
+    files = {file.stem: file for file in (Path(__file__).resolve().parents[2] / "studies").glob("*.toml")}
+    # Its prey must be trained first, and it says so.
+    with pytest.raises(ConfigError, match=r"team good=.* is neither a preset nor a run"):
+        plan.load(files.pop("gumbel_tag"), tmp_path)
+    for file in files.values():
         assert plan.load(file).runs
 
 

@@ -50,8 +50,9 @@ def looks_of(moment: Moment) -> Looks:
         return actor.took(spec, carry, action), action, (size, aux["looks"][0] if "looks" in aux else ())
 
     step, (size, looks) = episode(moment, read)
-    attention = None if isinstance(looks, tuple) else _mean_looks(looks, step.alive)
-    return Looks(np.where(step.alive, size, np.nan), attention)
+    alive = np.asarray(step.alive)
+    attention = None if isinstance(looks, tuple) else _mean_looks(looks, alive)
+    return Looks(np.where(alive, size, np.nan), attention)
 
 
 def _mean_looks(looks: np.ndarray, alive: np.ndarray) -> Float[np.ndarray, "agent seen"]:

@@ -296,7 +296,7 @@ def _bars(axis: Axes, seen: Played, row: int, names: tuple[str, ...]) -> None:
     best = known & (q == np.max(np.where(known, q, -np.inf), initial=-np.inf))
     axis.bar(range(len(q)), np.where(known, q, 0.0), color=np.where(best, _PLAYED, "#b8cbe0"))
     for i in np.flatnonzero(~known):
-        axis.text(i, 0, "?", ha="center", va="bottom", color="#888888")
+        axis.text(float(i), 0, "?", ha="center", va="bottom", color="#888888")
     axis.set_xticks(range(len(q)), names if len(names) == len(q) else map(str, range(len(q))), fontsize=7)
     axis.set_title(f"read at step {row} (circled)", fontsize=9)
     axis.set_ylabel("action value")
@@ -409,7 +409,9 @@ def _thumbnails(axis: Axes, nodes: Nodes, place: np.ndarray, seen: Played) -> No
     half = -(-len(pairs) // 2)
     for y, group in ((0.91, pairs[:half]), (0.09, pairs[half:])):
         for i, (node, row) in enumerate(sorted(group, key=lambda pair: place[pair[0], 0])):
-            image = OffsetImage(frame(seen.step.obs[row, 0]), zoom=46 / seen.step.obs.shape[-2], cmap="gray")
+            image = OffsetImage(
+                frame(np.asarray(seen.step.obs[row, 0])), zoom=46 / seen.step.obs.shape[-2], cmap="gray"
+            )
             box = AnnotationBbox(
                 image,
                 tuple(place[node]),

@@ -17,7 +17,7 @@ from rookery.core.config import with_values
 from rookery.core.errors import RunError
 from rookery.core.host import HostTask, empty_rows
 from rookery.core.keys import stream
-from rookery.core.types import Action, Carry, Clock, Step
+from rookery.core.types import Action, Carry, Clock, Step, Task
 from rookery.training import checkpoint
 from rookery.training.compiled.compiler import jit
 from rookery.training.compiled.rollout import within_bounds
@@ -148,7 +148,11 @@ def episode(moment: Moment, read: Read) -> tuple[Step, Any]:
     """
     spec, key = moment.config.task.spec, jnp.asarray(moment.run.policies.key)[moment.member]
     act, carry = jit(read), moment.algo.carry(spec, 1)
-    world = _host_world(moment.config.task, key) if isinstance(moment.config.task, HostTask) else _world(moment, key)
+    world = (
+        _host_world(moment.config.task, key)
+        if isinstance(moment.config.task, HostTask)
+        else _world(moment.config.task, key)
+    )
     rows: list[tuple[Step, Any]] = []
     with closing(world):
         step = next(world)
@@ -161,9 +165,9 @@ def episode(moment: Moment, read: Read) -> tuple[Step, Any]:
     return jax.tree.map(lambda *x: np.concatenate(x), *rows)
 
 
-def _world(moment: Moment, key: Array) -> Generator[Step, Action, None]:
+def _world(task: Task[Any], key: Array) -> Generator[Step, Action, None]:
     """The rows of one episode in a compiled environment; takes actions."""
-    task, t = moment.config.task, 0
+    t = 0
     env, step = jit(jax.vmap(task.reset))(stream(key, "open")[None])
     move = jit(jax.vmap(task.step))
     while True:

@@ -1,19 +1,22 @@
-"""Teams on the command line: `--team NAME=PRESET`, `--team NAME=RUN`, and cross-play between runs."""
+"""Teams of a run, as a command line or a study file names them (NAME=PRESET, NAME=RUN), and cross-play."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.core.config import from_json
 from rookery.core.errors import ConfigError, RunError
-from rookery.core.registry import PRESETS
+from rookery.core.registry import PRESETS, TASK_FAMILIES
 from rookery.training.config import RunConfig
 
 if TYPE_CHECKING:
     from rookery.algorithms.teams import Saved, Team
+    from rookery.training.folder import RunFolder
 
 
 def with_teams(config: RunConfig, given: Sequence[str], out: Path) -> RunConfig:
@@ -26,7 +29,7 @@ def with_teams(config: RunConfig, given: Sequence[str], out: Path) -> RunConfig:
     for text in given:
         name, _, what = text.partition("=")
         if not name or not what or name in named:
-            raise ConfigError(f"--team: expected TEAM=PRESET or TEAM=RUN, once for each team; got '{text}'.")
+            raise ConfigError(f"team: expected TEAM=PRESET or TEAM=RUN, once for each team; got '{text}'.")
         named[name] = Team(name, what, PRESETS[what]) if what in PRESETS else _frozen(name, what, out)
     known = dict.fromkeys(config.task.spec.teams)
     rest = {name: Team(name, config.preset, config.algo) for name in known if name not in named}
@@ -68,6 +71,22 @@ def cross_play(path: Path, other: Path, episodes: int) -> list[dict[str, Any]]:
     return rows
 
 
+def teams_of(folder: RunFolder) -> tuple[str, ...]:
+    """The team of each agent of a run's task; empty if it has no teams, or is not known here."""
+    task = folder.config().get("task")
+    return _teams_of(json.dumps(task))
+
+
+@cache
+def _teams_of(task: str) -> tuple[str, ...]:
+    """The same, from the task's config as JSON."""
+    found = json.loads(task)
+    try:
+        return from_json(TASK_FAMILIES[found["family"]], found).spec.teams
+    except (ConfigError, KeyError, TypeError):
+        return ()
+
+
 def _config(path: Path) -> RunConfig:
     from rookery.training.folder import RunFolder
 
@@ -81,11 +100,11 @@ def _frozen(name: str, what: str, out: Path) -> Team:
 
     run, _, member = what.partition("@")
     if member and not member.isdigit():
-        raise ConfigError(f"--team: expected {name}=RUN@MEMBER with the number of a member, got '{what}'.")
+        raise ConfigError(f"team: expected {name}=RUN@MEMBER with the number of a member, got '{what}'.")
     try:
         path = resolve(run, out).path
     except RunError as error:
-        raise ConfigError(f"--team {name}={what}: '{run}' is neither a preset nor a run. {error}") from error
+        raise ConfigError(f"team {name}={what}: '{run}' is neither a preset nor a run. {error}") from error
     config = _config(path)
     return Team(name, config.preset, config.algo, _saved(path, int(member or 0)))
 
