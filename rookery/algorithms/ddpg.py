@@ -128,11 +128,6 @@ class DDPG:
                 f"mixer '{self.mixer.kind}' needs a cooperative task; {spec.name} rewards its agents differently. Try "
                 "maddpg or masac."
             )
-        if self.delay < 1 or self.random_steps < 0 or self.logit_penalty < 0:
-            raise ConfigError(
-                "algo.delay must be at least 1, algo.random_steps and algo.logit_penalty 0 or more; got "
-                f"{self.delay}, {self.random_steps} and {self.logit_penalty:g}."
-            )
 
     def shard(self) -> DDPG:
         """The algorithm of one of `collect.shards` shards."""

@@ -35,8 +35,6 @@ class ActionCritic:
     def check(self) -> None:
         """Refuse what has no meaning."""
         self.net.check()
-        if self.twins < 1:
-            raise ConfigError(f"algo.critic.twins must be at least 1; got {self.twins}.")
         if self.net.kind == "transformer":
             raise ConfigError("algo.critic.net.kind must be mlp or gru: joint actions are no entities.")
 

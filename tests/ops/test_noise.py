@@ -105,7 +105,7 @@ def test_without_a_process_nothing_is_carried(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "named"), [(Noise(scale=-1), "scale"), (Noise(dt=0), "dt"), (Noise(theta=3), "theta")]
+    ("config", "named"), [(Noise(dt=0), "dt"), (Noise(theta=3), "theta")]
 )
 def test_values_without_a_meaning_are_refused(config: Noise, named: str) -> None:
     with pytest.raises(ConfigError, match=rf"algo\.noise\.{named}"):
