@@ -7,7 +7,7 @@ dimension of a box, 0 in dimensions that an agent does not have.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,10 @@ class Entropy:
     def fixed(self) -> float:
         """Worth of a unit of entropy that is not learned."""
         return self.alpha if self.kind == "fixed" else 0.0
+
+    def worth(self, weights: dict[str, Any]) -> Array:
+        """Worth of a unit of each agent's entropy; weights of "alpha" are its learned logarithm."""
+        return jnp.exp(weights["alpha"]) if self.kind == "auto" else jnp.float32(self.fixed)
 
 
 @dataclass(frozen=True)
