@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 USE := .venv/.installed
 DEV := .venv/.installed-dev
+# Files stay whole, so that their tests share compiled programs; in the order of tests/conftest.py, slow ones first.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The same pins for what builds the package: pip before 25.3 reads the first name, later ones the second.
 export PIP_CONSTRAINT := constraints.txt
@@ -40,10 +42,10 @@ lint: $(DEV)  ## style, import layers, types
 	$(BIN)/basedpyright --level error
 
 check: lint  ## lint and the fast tests
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test: lint  ## lint, then all tests on two processes
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 format: $(DEV)  ## put the code into the style that `make lint` wants
 	$(BIN)/ruff check --fix

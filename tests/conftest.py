@@ -19,6 +19,13 @@ os.environ["ROOKERY_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+# Nearly every program here runs a few times: compiling it fast matters, running it fast does not. The processes that
+# tests start compile alike; what trains for long asks for speed itself (tests/contracts/test_learning.py).
+HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ["XLA_FLAGS"] = f"{HASTY} {os.environ.get('XLA_FLAGS', '')}".strip()
+# As many processes test as there are cores: more threads would only wait for each other.
+os.environ.setdefault("NPROC", "1")
+
 # What starts processes, trains, or compiles many programs; `make check` leaves it out.
 SLOW = ("e2e", "contracts", "docs/test_extending.py", "studies/test_executors.py", "studies/test_study_cli.py")
 SLOW += ("training/test_resume.py", "training/test_shards.py", "training/test_train.py", "training/host")
@@ -26,8 +33,10 @@ SLOW += ("tasks/host/test_host_real.py",)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow tests by where they are."""
+    """Mark slow tests by where they are, and begin with them: a worker takes whole files in this order, so that short
+    ones fill what is left at the end."""
     here = Path(__file__).resolve().parent
     for item in items:
         if item.path.relative_to(here).as_posix().startswith(SLOW):
             item.add_marker("slow")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

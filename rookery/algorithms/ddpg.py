@@ -34,7 +34,7 @@ from rookery.core.types import (
     global_state,
     team_discount,
 )
-from rookery.mechanisms.action_critic import ActionCritic, Twins
+from rookery.mechanisms.action_critic import ActionCritic, Twins, mixed, own_alternatives
 from rookery.mechanisms.action_head import ActionHead, Entropy, Smoothing
 from rookery.mechanisms.credit import Keys
 from rookery.memory import replay
@@ -44,7 +44,7 @@ from rookery.memory.sequences import Memory, Sequence, no_action, previous_actio
 from rookery.nets.agent import Net, Params
 from rookery.nets.inputs import own_view, view_size
 from rookery.nets.mixers import Mixer, MixerParams
-from rookery.nets.optimiser import Optimiser, norm
+from rookery.nets.optimiser import Optimiser, step_groups
 from rookery.nets.target import Target
 from rookery.ops.gumbel import Gumbel
 from rookery.ops.noise import Noise
@@ -127,11 +127,6 @@ class DDPG:
             raise ConfigError(
                 f"mixer '{self.mixer.kind}' needs a cooperative task; {spec.name} rewards its agents differently. Try "
                 "maddpg or masac."
-            )
-        if self.delay < 1 or self.random_steps < 0 or self.logit_penalty < 0:
-            raise ConfigError(
-                "algo.delay must be at least 1, algo.random_steps and algo.logit_penalty 0 or more; got "
-                f"{self.delay}, {self.random_steps} and {self.logit_penalty:g}."
             )
 
     def shard(self) -> DDPG:
@@ -283,12 +278,8 @@ class DDPG:
     ) -> tuple[Learner, tuple[Any, Metrics]]:
         """One optimiser step of these groups of weights; the auxiliary outputs of `loss`, with gradient norms."""
         grads, (more, metrics) = shards.mean_gradients(loss, {name: now.online[name] for name in groups})
-        online, opt = dict(now.online), dict(now.opt)
-        for name, grad in grads.items():
-            step = self._optimiser(name).step
-            online[name], opt[name] = step(now.online[name], grad, now.opt[name], clock.progress)
-            metrics[f"grad_norm_{name}"] = Mean.of(norm(grad))
-        return replace(now, online=online, opt=opt), (more, metrics)
+        online, opt, norms = step_groups(self._optimiser, now.online, now.opt, grads, clock.progress)
+        return replace(now, online=online, opt=opt), (more, {**metrics, **norms})
 
     def _critic_loss(
         self, spec: Spec, critics: Critics, now: Learner, batch: Sequence, draw: Draw, key: Array
@@ -296,7 +287,7 @@ class DDPG:
         """Squared TD errors of all critics over real transitions (of living agents, unless they are mixed)."""
         before, state = jax.tree.map(lambda x: x[:-1], batch.step), global_state(spec, batch.step)
         taken = self._head.encode(spec, batch.action)[:, :, None]
-        q_tm1 = self.mixer_of(critics.mixer, self.critic.values(spec, critics.twins, before, taken), state[:-1])
+        q_tm1 = mixed(self.mixer, critics.mixer, self.critic.values(spec, critics.twins, before, taken), state[:-1])
         target = jax.lax.stop_gradient(self._targets(spec, now, batch, taken, state, key))
         active = self._active(batch)
         valid = active if self.mixer.kind == "none" else batch.filled[..., None]
@@ -318,9 +309,9 @@ class DDPG:
         action, entropy = self._head.target(spec, params, batch.step.legal, key, sampled=sampled)
         joint = action[:, :, None]
         q = self.critic.alternatives(spec, target.twins, batch.step, taken, joint)
-        v_t = jnp.min(self.mixer_of(target.mixer, q[:, 1:], state[1:]), axis=0)
+        v_t = jnp.min(mixed(self.mixer, target.mixer, q[:, 1:], state[1:]), axis=0)
         r_t, discount_t = batch.step.reward[1:], batch.step.discount[1:]
-        bonus = self._alpha(now) * entropy[1:]
+        bonus = self.entropy.worth(now.online) * entropy[1:]
         if self.mixer.kind != "none":
             r_t, bonus = (jnp.mean(x, axis=-1, keepdims=True) for x in (r_t, bonus))
             discount_t = team_discount(batch.step)[1:, :, None]
@@ -338,10 +329,9 @@ class DDPG:
         taken = self._head.encode(spec, batch.action)
         taken = jnp.concatenate([taken, jnp.zeros_like(taken[:1])])  # nothing is done at the last row
         others = taken if self.others == "buffer" and self.mixer.kind == "none" else jax.lax.stop_gradient(action)
-        own = jnp.eye(spec.n_agents, dtype=bool)[..., None]
-        joint = jnp.where(own, action[:, :, None], others[:, :, None])
+        joint = own_alternatives(action, others)
         q = self.critic.alternatives(spec, critics.twins, step, taken[:-1, :, None], joint)[:, :-1]
-        q = self.mixer_of(critics.mixer, q, global_state(spec, step)[:-1])
+        q = mixed(self.mixer, critics.mixer, q, global_state(spec, step)[:-1])
         q = q[0] if self.entropy.kind == "none" else jnp.min(q, axis=0)
         valid = active if self.mixer.kind == "none" else jnp.broadcast_to(batch.filled[..., None], q.shape)
         value = Mean.of(q, valid)
@@ -353,10 +343,10 @@ class DDPG:
             total, metrics["logit_size"] = total + self.logit_penalty * penalty.value * count, penalty
         losses = {"actor": Mean(total, count)}
         if self.entropy.kind != "none":
-            gain = Mean.of(jax.lax.stop_gradient(self._alpha(now)) * entropy[:-1], active)
+            gain = Mean.of(jax.lax.stop_gradient(self.entropy.worth(now.online)) * entropy[:-1], active)
             losses["actor"] = Mean(total - gain.value * count, count)
             metrics["entropy"] = Mean.of(jax.lax.stop_gradient(entropy[:-1]), active)
-            metrics["alpha"] = Mean.of(self._alpha(now))
+            metrics["alpha"] = Mean.of(self.entropy.worth(now.online))
         if self.entropy.kind == "auto":
             excess = entropy - self._head.wanted(spec, step.legal)
             losses["alpha"] = Mean.of(groups["alpha"] * jax.lax.stop_gradient(excess)[:-1], active)
@@ -365,11 +355,3 @@ class DDPG:
     def _active(self, batch: Sequence) -> Bool[Array, "time b agent"]:
         """Real transitions of living agents."""
         return batch.filled[..., None] & batch.step.alive[:-1]
-
-    def _alpha(self, now: Learner) -> Array:
-        """The entropy weight of each agent."""
-        return jnp.exp(now.online["alpha"]) if self.entropy.kind == "auto" else jnp.float32(self.entropy.fixed)
-
-    def mixer_of(self, params: MixerParams, q: Float[Array, "twin *b agent"], state: Array) -> Array:
-        """Values of each agent, or of the team, by every twin [twin, ..., team]."""
-        return jnp.stack([self.mixer(params, twin, state) for twin in q])

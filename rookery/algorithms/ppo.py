@@ -22,15 +22,15 @@ from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Arrays, Carry, Clock, Collect, Extra, Mean, Metrics, Packed, Rollout, Spec, Step
 from rookery.mechanisms import explore, normalise, probe, sequential
 from rookery.mechanisms.actor import UNTRAINED, Actor, PlainActor, Weights
-from rookery.mechanisms.batch import Batch, Carries, pick
+from rookery.mechanisms.batch import Batch, Carries, pick, sequences_of
 from rookery.mechanisms.critic import Critic, Value
 from rookery.mechanisms.explore import Explore
 from rookery.mechanisms.hyper import Hyper
 from rookery.mechanisms.probe import Probe
-from rookery.mechanisms.surrogate import surrogate
+from rookery.mechanisms.surrogate import actor_loss
 from rookery.memory.sequences import example
 from rookery.nets.agent import Net
-from rookery.nets.optimiser import Optimiser, norm
+from rookery.nets.optimiser import Optimiser, gradient_norms, step_groups
 from rookery.ops import batches, distributions
 
 
@@ -94,24 +94,8 @@ class PPO:
         self.critic.check()
         self.hyper.check(self.actor, spec)
         self.explore.check(spec)
-        length = self.collect.transitions(spec)
-        rows = self.carry_interval(spec)
-        if length % rows:
-            raise ConfigError(
-                f"algo.bptt_length ({self.bptt_length}) must divide the {length} transitions of a rollout."
-            )
-        if self.collect.replicated:
-            raise ConfigError(
-                f"{self.collect.shards} shards need several environments: PPO has no replay store to divide. Raise "
-                "algo.collect.envs."
-            )
-        sequences = self.collect.envs * (length // rows)
-        if sequences % (self.minibatches * self.collect.shards):
-            raise ConfigError(
-                f"{sequences} sequences (algo.collect.envs {self.collect.envs} x {length // rows}) cannot be "
-                f"split into {self.minibatches} equal minibatches of {self.collect.shards} equal shards; change "
-                "algo.minibatches or algo.collect.shards."
-            )
+        length, rows = self.collect.transitions(spec), self.carry_interval(spec)
+        sequences = sequences_of(self.collect, length, rows, self.minibatches)
         if not spec.cooperative and self.value.sees == "state":
             raise ConfigError(
                 f"algo.value.sees 'state' gives one value for the whole team, but {spec.name} rewards its agents "
@@ -316,12 +300,13 @@ class PPO:
         grads, metrics = self._gradients(spec, state.nets, batch, carries, tuple(state.opt))
         metrics["check/first_ratio_error"] = metrics.pop("ratio_error")
         change = jax.tree.map(jnp.subtract, after.returns, state.returns)
-        return after, (grads, change), {**metrics, **_norms(grads), "advantage_std": spread}
+        return after, (grads, change), {**metrics, **gradient_norms(grads), "advantage_std": spread}
 
     def apply(self, common: Common, gradient: tuple[Weights, normalise.Running], clock: Clock) -> Common:
         """One optimiser step."""
         (nets, opt, returns), (grads, change) = common, gradient
-        return *self._stepped(nets, opt, grads, clock), jax.tree.map(jnp.add, returns, change)
+        nets, opt, _ = step_groups(self._optimiser, nets, opt, grads, clock.progress)
+        return nets, opt, jax.tree.map(jnp.add, returns, change)
 
     def _prepare(
         self, spec: Spec, state: PPOState, rollout: Rollout, rows: int
@@ -344,17 +329,8 @@ class PPO:
         self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, trained: tuple[str, ...]
     ) -> tuple[PPOState, Packed]:
         grads, metrics = self._gradients(spec, state.nets, batch, carries, trained)
-        nets, opt = self._stepped(state.nets, state.opt, grads, clock)
-        return replace(state, nets=nets, opt=opt), Packed.of(metrics | _norms(grads))
-
-    def _stepped(
-        self, nets: Weights, opt: dict[str, Any], grads: Weights, clock: Clock
-    ) -> tuple[Weights, dict[str, Any]]:
-        """Weights and optimiser states after one step of the groups that have gradients."""
-        nets, opt = dict(nets), dict(opt)
-        for name, grad in grads.items():
-            nets[name], opt[name] = self._optimiser(name).step(nets[name], grad, opt[name], clock.progress)
-        return nets, opt
+        nets, opt, norms = step_groups(self._optimiser, state.nets, state.opt, grads, clock.progress)
+        return replace(state, nets=nets, opt=opt), Packed.of({**metrics, **norms})
 
     def _gradients(
         self, spec: Spec, nets: Weights, batch: Batch, carries: Carries, trained: tuple[str, ...]
@@ -364,7 +340,8 @@ class PPO:
         def loss(some: Weights) -> tuple[dict[str, Mean], Metrics]:
             now, losses, metrics = {**nets, **some}, {}, {}
             if "actor" in some:
-                actor, metrics = self._actor_loss(spec, explore.noisy(now), batch, carries[0])
+                weights = (self._actor(spec), explore.noisy(now))
+                actor, metrics = actor_loss(spec, *weights, batch, carries[0], self.clip, self.entropy)
                 # All groups of the actor have the same loss; its total must count once.
                 losses = {name: Mean(jnp.float32(0), actor.weight) for name in some} | {"actor": actor}
             if "critic" in some:
@@ -375,31 +352,3 @@ class PPO:
             return losses, metrics
 
         return shards.mean_gradients(loss, {name: nets[name] for name in trained})
-
-    def _actor_loss(self, spec: Spec, nets: Weights, batch: Batch, carry: Carry) -> tuple[Mean, Metrics]:
-        """Clipped surrogate, entropy bonus and the actor's own penalties, over active agents."""
-        actor, step = self._actor(spec), batch.step
-        _, now, aux = actor.read(spec, nets, carry, step, batch.action)
-        metrics, worst = surrogate(
-            spec.action,
-            now,
-            step.legal,
-            batch.action,
-            batch.extra["log_prob"],
-            batch.advantage,
-            batch.active,
-            self.clip,
-        )
-        policy, entropy = metrics["policy_loss"], metrics["entropy"]
-        total = policy.total - self.entropy * entropy.total
-        for name, (weight, penalty) in actor.penalty(spec, now, aux, step, batch.extra, batch.active).items():
-            metrics[name] = penalty
-            if not isinstance(weight, float) or weight > 0:
-                # As many times as the policy loss counts: all are means over their own rows.
-                total = total + weight * penalty.value * policy.weight
-        metrics["ratio_error"] = worst
-        return Mean(total, policy.weight), metrics
-
-
-def _norms(grads: Weights) -> Metrics:
-    return {f"grad_norm_{name}": Mean.of(norm(grad)) for name, grad in grads.items()}

@@ -15,6 +15,7 @@ from rookery.core.keys import stream
 from rookery.core.ranges import Count
 from rookery.core.types import Spec, Step
 from rookery.nets.agent import Net, Params
+from rookery.nets.mixers import Mixer, MixerParams
 
 Twins = tuple[Params, ...]
 Joint = Float[Array, "time b viewer agent width"]
@@ -35,8 +36,6 @@ class ActionCritic:
     def check(self) -> None:
         """Refuse what has no meaning."""
         self.net.check()
-        if self.twins < 1:
-            raise ConfigError(f"algo.critic.twins must be at least 1; got {self.twins}.")
         if self.net.kind == "transformer":
             raise ConfigError("algo.critic.net.kind must be mlp or gru: joint actions are no entities.")
 
@@ -113,3 +112,16 @@ def _with_team(team: Float[Array, "time b n"], own: Float[Array, "time b agent m
 def _rows(step: Step, rows: slice) -> Step:
 
     return jax.tree.map(lambda x: x[rows], step)
+
+
+def mixed(
+    mixer: Mixer, params: MixerParams, q: Float[Array, "twin *b agent"], state: Float[Array, "*b n"]
+) -> Float[Array, "twin *b team"]:
+    """Values of each agent, or of the team, by every twin."""
+    return jnp.stack([mixer(params, twin, state) for twin in q])
+
+
+def own_alternatives(action: Float[Array, "time b agent width"], others: Float[Array, "time b agent width"]) -> Joint:
+    """Joint actions in which each agent (viewer) does `action` and the others do theirs."""
+    own = jnp.eye(action.shape[-2], dtype=bool)[..., None]
+    return jnp.where(own, action[:, :, None], others[:, :, None])

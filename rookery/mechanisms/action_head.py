@@ -7,7 +7,7 @@ dimension of a box, 0 in dimensions that an agent does not have.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
-from rookery.core.ranges import NonNegative
+from rookery.core.ranges import NonNegative, Positive
 from rookery.core.types import Action, ActionSpec, Spec, Step
 from rookery.nets.inputs import encode_action
 from rookery.ops import distributions, squash
@@ -43,9 +43,9 @@ class Entropy:
 
     kind: Literal["none", "fixed", "auto"] = "none"
     """fixed: `alpha` for each unit of entropy; auto: alpha is learned, so that the entropy stays near its target."""
-    alpha: NonNegative = 0.1
+    alpha: Positive = 0.1
     """Worth of a unit of entropy (auto: at the start)."""
-    share: float = 0.3
+    share: NonNegative = 0.3
     """Target of discrete actions, as a share of the entropy of uniformly random legal ones. (That of a box is minus its
     number of dimensions, measured between -1 and 1.)"""
     lr: NonNegative = 0.01
@@ -55,6 +55,10 @@ class Entropy:
     def fixed(self) -> float:
         """Worth of a unit of entropy that is not learned."""
         return self.alpha if self.kind == "fixed" else 0.0
+
+    def worth(self, weights: dict[str, Any]) -> Array:
+        """Worth of a unit of each agent's entropy; weights of "alpha" are its learned logarithm."""
+        return jnp.exp(weights["alpha"]) if self.kind == "auto" else jnp.float32(self.fixed)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class ActionHead:
     entropy: Entropy
 
     def check(self, spec: Spec) -> None:
-        """Refuse action spaces and settings that have no meaning here."""
+        """Refuse action spaces and noise that have no meaning here."""
         kind, (low, high) = spec.action.kind, spec.action.bounds
         if kind == "multi_binary":
             raise ConfigError(f"this family has no gradient through bits; {spec.name} has {kind} actions. Try mappo.")
@@ -76,12 +80,7 @@ class ActionHead:
                 f"actors end in a tanh between the bounds of each dimension, but {spec.name} has dimensions without "
                 "finite bounds. Try mappo."
             )
-        self.gumbel.check()
         self.noise.check()
-        if self.smoothing.scale < 0 or self.smoothing.limit < 0:
-            raise ConfigError("algo.smoothing.scale and algo.smoothing.limit must be 0 or more.")
-        if self.entropy.alpha <= 0 or self.entropy.share < 0:
-            raise ConfigError("algo.entropy.alpha must be above 0 and algo.entropy.share 0 or more.")
 
     @property
     def _soft(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
-from rookery.core.ranges import Count, Fraction, NonNegative, Whole
+from rookery.core.ranges import Count, Fraction, Positive, Whole
 from rookery.core.types import Entities, Mean, Metrics, Spec, Step
 from rookery.mechanisms import measures
 from rookery.mechanisms.credit import Experience, Keys
@@ -77,7 +77,7 @@ class Share:
     """Senders that each agent reads per sequence: the cost. 0: all others (SUPER)."""
     window: Count = 1500
     """Recent |TD errors| of each agent that quantiles, means and deviations are of."""
-    radius: NonNegative = 0.5
+    radius: Positive = 0.5
     """range: largest distance of positions. role: width of a cluster, in deviations of role features."""
     metric: Literal["l1", "l2"] = "l2"
     """How distances of positions and observations are measured."""
@@ -113,11 +113,6 @@ class Share:
             raise ConfigError(
                 f"algo.share: bandwidth, floor and ceiling are shares between 0 and 1, floor <= ceiling; got "
                 f"{self.bandwidth}, {self.floor}, {self.ceiling}."
-            )
-        if self.max_partners < 0 or self.window < 1 or self.radius <= 0:
-            raise ConfigError(
-                f"algo.share: max_partners is at least 0, window at least 1, radius positive; got {self.max_partners}, "
-                f"{self.window}, {self.radius}."
             )
 
     def _check_embeddings(self, tokens: bool) -> None:

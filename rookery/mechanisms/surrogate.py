@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO, over the agents that chose an action."""
+"""The actors' loss of PPO: the clipped surrogate and what is added to it, over the agents that chose an action."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.core.types import Action, ActionSpec, Mean, Metrics
-from rookery.mechanisms.actor import Distribution
+from rookery.core.types import Action, ActionSpec, Carry, Mean, Metrics, Spec
+from rookery.mechanisms.actor import Actor, Distribution, Weights
+from rookery.mechanisms.batch import Batch
 from rookery.ops import distributions
 
 
@@ -37,3 +38,22 @@ def surrogate(
     if clip > 0:
         values["clipped"] = jnp.abs(move) > clip
     return Mean.of_each(values, active), Mean.of(jnp.max(jnp.where(active, jnp.abs(move), 0.0)))
+
+
+def actor_loss(
+    spec: Spec, actor: Actor, weights: Weights, batch: Batch, carry: Carry, clip: float, entropy: float | Array
+) -> tuple[Mean, Metrics]:
+    """Clipped surrogate, entropy bonus and the actor's own penalties."""
+    step = batch.step
+    _, now, aux = actor.read(spec, weights, carry, step, batch.action)
+    before, active = batch.extra["log_prob"], batch.active
+    metrics, worst = surrogate(spec.action, now, step.legal, batch.action, before, batch.advantage, active, clip)
+    policy = metrics["policy_loss"]
+    total = policy.total - entropy * metrics["entropy"].total
+    for name, (weight, penalty) in actor.penalty(spec, now, aux, step, batch.extra, batch.active).items():
+        metrics[name] = penalty
+        if not isinstance(weight, float) or weight > 0:
+            # As many times as the policy loss counts: all are means over their own rows.
+            total = total + weight * penalty.value * policy.weight
+    metrics["ratio_error"] = worst
+    return Mean(total, policy.weight), metrics

@@ -103,11 +103,6 @@ class Replay:
                 f"algo.replay.steps_per_sequence ({self.steps_per_sequence}) times algo.collect.envs "
                 f"({envs}) must be a whole number of gradient steps, at least 1; it is {per_iteration:g}."
             )
-        if self.priority < 0 or not 0 <= self.importance <= 1 or not 0 <= self.importance_end <= 1:
-            raise ConfigError(
-                f"algo.replay.priority must be 0 or more, algo.replay.importance and importance_end 0 to 1; got "
-                f"{self.priority}, {self.importance} and {self.importance_end}."
-            )
 
     @property
     def least(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from rookery.core.ranges import Fraction, NonNegative, Positive, Whole
+from rookery.core.types import Mean, Metrics
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,26 @@ class Optimiser:
 def norm(grads: Any) -> Float[Array, ""]:
     """Length of a gradient, computed as clipping does it, so that XLA does it once."""
     return optax.tree.norm(ravel_pytree(grads)[0])
+
+
+Groups = dict[str, Any]
+"""Weights, gradients or optimiser states by the name of their group."""
+
+
+def step_groups(
+    optimiser: Callable[[str], Optimiser], nets: Groups, opt: Groups, grads: Groups, progress: Float[Array, ""]
+) -> tuple[Groups, Groups, Metrics]:
+    """Weights and optimiser states after a step of the groups that have gradients, each by its own optimiser, and the
+    lengths of the gradients."""
+    nets, opt = dict(nets), dict(opt)
+    for name, grad in grads.items():
+        nets[name], opt[name] = optimiser(name).step(nets[name], grad, opt[name], progress)
+    return nets, opt, gradient_norms(grads)
+
+
+def gradient_norms(grads: Groups) -> Metrics:
+    """Lengths of the gradients, by group."""
+    return {f"grad_norm_{name}": Mean.of(norm(grad)) for name, grad in grads.items()}
 
 
 @dataclass(frozen=True)

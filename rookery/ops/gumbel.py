@@ -19,9 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.ranges import Count, NonNegative
+from rookery.core.ranges import Count, NonNegative, Positive
 from rookery.ops.explore import weighted
 from rookery.ops.td import only_legal
 
@@ -144,7 +143,7 @@ class Gumbel:
     temperature: NonNegative = 0.0
     """Temperature of the surrogate (tags: at step 0); 0: as tuned for MPE (st and gst 0.6, tags 2.5, grmck 1;
     relaxed 1)."""
-    end: NonNegative = 0.5
+    end: Positive = 0.5
     """Temperature of tags from `period` on."""
     period: Count = 2_000_000
     """Environment steps over which the temperature of tags falls."""
@@ -152,20 +151,6 @@ class Gumbel:
     """Least lead of the chosen action's logit in the surrogate of gst."""
     samples: Count = 5
     """Noise vectors that the surrogate of grmck is averaged over."""
-
-    def check(self, option: str = "algo.gumbel") -> None:
-        """Refuse values without a meaning."""
-        if self.temperature < 0 or self.end <= 0:
-            raise ConfigError(
-                f"{option}.temperature must be above 0 (or 0 for the tuned one) and {option}.end above 0; got "
-                f"{self.temperature:g} and {self.end:g}."
-            )
-        if self.period < 1 or self.samples < 1:
-            raise ConfigError(
-                f"{option}.period and {option}.samples must be at least 1; got {self.period} and {self.samples}."
-            )
-        if self.gap < 0:
-            raise ConfigError(f"{option}.gap must be 0 or more; got {self.gap:g}.")
 
     def temperature_at(self, steps: Array) -> Float[Array, ""]:
         """Temperature after so many environment steps."""

@@ -67,10 +67,8 @@ class Noise:
     """Time between two steps of an ou process."""
 
     def check(self, option: str = "algo.noise") -> None:
-        """Refuse a negative scale, and a process that diverges."""
-        if self.scale < 0:
-            raise ConfigError(f"{option}.scale must be 0 or more; got {self.scale:g}.")
-        if self.dt <= 0 or not 0 < self.theta * self.dt < 2:
+        """Refuse a process that diverges."""
+        if not 0 < self.theta * self.dt < 2:
             raise ConfigError(
                 f"{option}.theta times {option}.dt must be above 0 and below 2, or the process diverges; got "
                 f"{self.theta:g} and {self.dt:g}."

@@ -37,11 +37,6 @@ def _check_workers(config: RunConfig) -> None:
             f"algo.collect.shards is {collect.shards}, but {name} is stepped outside XLA, where one device learns from "
             "all environments; use --algo.collect.shards 1."
         )
-    if workers.count < -1 or workers.timeout <= 0:
-        raise ConfigError(
-            f"workers.count must be at least -1 and workers.timeout above 0; got {workers.count} and "
-            f"{workers.timeout:g}."
-        )
     if workers.overlap and (collect.envs % 2 or workers.count == 0):
         raise ConfigError(
             f"workers.overlap steps one half of the environments in workers while the other half acts: "

@@ -53,7 +53,7 @@ class Checkpoints:
 class Workers:
     """Processes that step environments which live outside XLA. Results do not depend on their number."""
 
-    count: int = -1
+    count: Annotated[int, Ge(-1)] = -1
     """Worker processes; 0: step in the training process; -1: whichever is faster, measured at the start."""
     timeout: Positive = 60.0
     """Seconds that one step or reset of a worker's environments may take before it counts as hung."""

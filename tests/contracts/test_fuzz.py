@@ -103,20 +103,24 @@ def play(task: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("preset", "change", "told"),
     [
-        ({"task.limit": 0}, "task.limit must be at least 1, got 0"),
-        ({"algo.minibatches": 0}, "algo.minibatches must be at least 1, got 0"),
-        ({"algo.epochs": 0}, "algo.epochs must be at least 1"),
-        ({"algo.actor.width": -1}, "algo.actor.width must be at least 1"),
-        ({"algo.collect.envs": 0}, "algo.collect.envs must be at least 1"),
-        ({"algo.collect.length": -1}, "algo.collect.length must be at least 0"),
-        ({"algo.optimiser.lr": -1e-3}, "algo.optimiser.lr must be at least 0"),
-        ({"algo.gamma": 1e6}, "algo.gamma must be at least 0 and at most 1"),
-        ({"algo.entropy": float("inf")}, "algo.entropy must be a finite number"),
-        ({"steps": 0}, "steps must be at least 1"),
+        ("mappo", {"task.limit": 0}, "task.limit must be at least 1, got 0"),
+        ("mappo", {"algo.minibatches": 0}, "algo.minibatches must be at least 1, got 0"),
+        ("mappo", {"algo.epochs": 0}, "algo.epochs must be at least 1"),
+        ("mappo", {"algo.actor.width": -1}, "algo.actor.width must be at least 1"),
+        ("mappo", {"algo.collect.envs": 0}, "algo.collect.envs must be at least 1"),
+        ("mappo", {"algo.collect.length": -1}, "algo.collect.length must be at least 0"),
+        ("mappo", {"algo.optimiser.lr": -1e-3}, "algo.optimiser.lr must be at least 0"),
+        ("mappo", {"algo.gamma": 1e6}, "algo.gamma must be at least 0 and at most 1"),
+        ("mappo", {"algo.entropy": float("inf")}, "algo.entropy must be a finite number"),
+        ("mappo", {"steps": 0}, "steps must be at least 1"),
+        ("mappo", {"workers.count": -2}, "workers.count must be at least -1"),
+        ("masac", {"algo.entropy.alpha": 0.0}, "algo.entropy.alpha must be above 0"),
+        ("maddpg", {"algo.gumbel.end": 0.0}, "algo.gumbel.end must be above 0"),
+        ("inspire_qmix", {"algo.share.radius": 0.0}, "algo.share.radius must be above 0"),
     ],
 )
-def test_what_is_out_of_range_is_named(change: dict[str, Any], told: str) -> None:
+def test_what_is_out_of_range_is_named(preset: str, change: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check(configs.with_values(small_config("mappo", "mpe/simple_spread"), change))
+        check(configs.with_values(small_config(preset, "mpe/simple_spread"), change))

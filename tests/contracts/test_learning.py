@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import assert_same
+from small import assert_same, hasty_jit
 
 from rookery.algorithms.q import Q
 from rookery.core.registry import PRESETS, TASKS
@@ -31,10 +31,13 @@ from rookery.tasks.compiled.matrix import CLIMBING
 from rookery.tasks.compiled.maze import Maze
 from rookery.tasks.compiled.mpe import Mpe
 from rookery.tasks.measure import random_score
+from rookery.training.compiled.compiler import FAST
 from rookery.training.compiled.program import Program
 from rookery.training.config import Evaluation, RunConfig
 from rookery.training.state import RunState, score
 
+# These programs run long: they are compiled as training compiles them, not in haste as all others here.
+LONG = {**FAST, "xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 PAYOFF = np.array(CLIMBING)
 SEEDS = (0, 1, 2, 3, 4)
 EXPLORER = Q(
@@ -51,10 +54,11 @@ EXPLORER = Q(
 def learn(config: RunConfig) -> tuple[RunState, np.ndarray]:
     """Train in one chunk; returns the state and the greedy score of each member."""
     program = Program(config)
-    state = jax.jit(program.init)()
+    state = hasty_jit(program.init)()
     iterations = -(-config.steps // (config.algo.collect.envs * _real(program)))
-    state, _ = jax.jit(partial(program.chunk, iterations=iterations), donate_argnums=0)(state)
-    _, episodes = jax.jit(program.evaluate)(state)
+    chunk = partial(program.chunk, iterations=iterations)
+    state, _ = jax.jit(chunk, donate_argnums=0, compiler_options=LONG)(state)
+    _, episodes = hasty_jit(program.evaluate)(state)
     return state, np.asarray(score(program.task.spec, episodes)).mean(axis=1)
 
 

@@ -490,7 +490,6 @@ def test_a_token_is_the_senders_and_takes_no_gradient_back() -> None:
         ({"share": Share("all", "team")}, spec_of(3, action_sizes=(3, 2, 3)), "see or do different things"),
         ({"share": Share("quantile", bandwidth=0.0)}, SPEC, "bandwidth"),
         ({"share": Share("all", schedule="entropy", floor=0.3, ceiling=0.2)}, SPEC, "floor"),
-        ({"share": Share("all", max_partners=-1)}, SPEC, "max_partners"),
         ({"share": Share("all", form="embeddings")}, SPEC, "needs transformer agents"),
         ({"share": Share("learned", form="embeddings"), "net": Net("transformer")}, SPEC, "select 'learned'"),
         ({"share": Share("all", form="embeddings", drop=1.0), "net": Net("transformer")}, SPEC, "drop"),

@@ -121,7 +121,7 @@ def test_proportional_draws_skip_what_has_no_mass() -> None:
 
 
 def test_impossible_sizes_are_refused() -> None:
-    for wrong in (Replay(10), Replay(4, batch=8), Replay(steps_per_sequence=0.01), Replay(priority=-1.0)):
+    for wrong in (Replay(10), Replay(4, batch=8), Replay(steps_per_sequence=0.01)):
         with pytest.raises(ConfigError, match=r"algo\.replay"):
             wrong.check(Collect(envs=4))
     Replay().check(Collect(envs=4))

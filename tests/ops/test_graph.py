@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -19,6 +20,15 @@ from rookery.ops.graph import FAR, Edges
 N, E, A = 12, 3, 4
 SMALL = settings(max_examples=30, deadline=None)
 SEEDS = st.integers(0, 100_000)
+
+
+WALKS = jax.vmap(partial(graph.walk, length=4), (None, None, 0))
+
+
+@cache
+def program(f: Callable[..., Any], **static: Any) -> Any:
+    """Compiled once for all examples."""
+    return jax.jit(partial(f, **static))
 
 
 def random_edges(seed: int, n: int = N, slots: int = E) -> Edges:
@@ -52,7 +62,7 @@ def test_aggregate_is_the_mean_over_neighbors_hop_by_hop(seed: int, hops: int, i
             n: [n, *(v for _, v in g.out_edges(n)), *((u for u, _ in g.in_edges(n)) if incoming else ())] for n in g
         }
         want = np.stack([want[near[n]].mean(0) for n in range(N)])
-    got = jax.jit(partial(graph.aggregate, hops=hops, incoming=incoming))(jnp.float32(h), next)
+    got = program(graph.aggregate, hops=hops, incoming=incoming)(jnp.float32(h), next)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -71,7 +81,7 @@ def test_canopies(seed: int, limit: int) -> None:
     for n in np.flatnonzero(filled):
         close = [(distance[c, n], i) for i, c in enumerate(centers) if distance[c, n] <= t1]
         owner[n] = min(close)[1] if close else -1
-    got = jax.jit(partial(graph.canopy, t1=t1, t2=t2, limit=limit))(jnp.float32(keys), jnp.asarray(filled))
+    got = program(graph.canopy, t1=t1, t2=t2, limit=limit)(jnp.float32(keys), jnp.asarray(filled))
     np.testing.assert_array_equal(got.center, centers + [-1] * (limit - len(centers)))
     np.testing.assert_array_equal(got.owner, owner)
     sizes = [int((distance[c] <= t1).sum()) for c in centers]
@@ -93,7 +103,7 @@ def test_kmeans_takes_lloyds_steps(seed: int, iterations: int) -> None:
                     for c in range(3)
                 ]
             )
-    got, owners = jax.jit(partial(graph.kmeans, iterations=iterations))(
+    got, owners = program(graph.kmeans, iterations=iterations)(
         jnp.float32(keys), jnp.asarray(filled), jnp.float32(start)
     )
     np.testing.assert_allclose(got, centroid, rtol=1e-4, atol=1e-5)
@@ -131,12 +141,12 @@ def test_distances_and_paths_are_shortest(seed: int, sweeps: int) -> None:
     lengths = dict(nx.all_pairs_shortest_path_length(digraph(next)))
     bounded = [[lengths[n].get(e, FAR) if e >= 0 else FAR for n in range(N)] for e in ends]
     want = np.where(np.array(bounded) <= sweeps, bounded, FAR)
-    to = jax.jit(partial(graph.distances_to, sweeps=sweeps))(next, jnp.asarray(ends))
+    to = program(graph.distances_to, sweeps=sweeps)(next, jnp.asarray(ends))
     np.testing.assert_array_equal(to, want)
     away = [[lengths[e].get(n, FAR) if e >= 0 else FAR for n in range(N)] for e in ends]
-    got = jax.jit(partial(graph.distances_from, sweeps=sweeps))(next, jnp.asarray(ends))
+    got = program(graph.distances_from, sweeps=sweeps)(next, jnp.asarray(ends))
     np.testing.assert_array_equal(got, np.where(np.array(away) <= sweeps, away, FAR))
-    walks = jax.jit(jax.vmap(partial(graph.walk, length=4), (None, None, 0)))
+    walks = program(WALKS)
     nodes, slots = map(np.asarray, walks(next, to[1], jnp.arange(N, dtype=jnp.int32)))
     for n in range(N):
         length = int(to[1][n]) if to[1][n] <= 4 else 0
@@ -175,7 +185,7 @@ def test_bellman_errors(seed: int) -> None:
     want = np.zeros(N)
     for (n, a), target in targets(q, known, terminal, edges, 0.9).items():
         want[n] = max(want[n], abs(target - q[n, a]))
-    got = jax.jit(partial(graph.bellman_errors, gamma=0.9))(*map(jnp.asarray, (q, known, terminal)), edges)
+    got = program(graph.bellman_errors, gamma=0.9)(*map(jnp.asarray, (q, known, terminal)), edges)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -193,7 +203,7 @@ def test_paths_are_backed_up_from_their_ends(seed: int) -> None:
             found = targets(want, known, terminal, edges, 0.9)
             if pair in found:
                 want[pair], count = found[pair], count + 1
-    back = jax.jit(partial(graph.backup_paths, gamma=0.9))
+    back = program(graph.backup_paths, gamma=0.9)
     got, made = back(*map(jnp.asarray, (q, known, terminal)), edges, node, slot)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert int(made) == count
@@ -238,7 +248,7 @@ def test_sweeping_converges_to_the_fixed_point(seed: int) -> None:
             want[pair] = target
     args = tuple(map(jnp.asarray, (q, known, terminal)))
     errors = graph.bellman_errors(*args, edges, 0.7)
-    got, _, made = jax.jit(partial(graph.sweep, gamma=0.7, backups=1000))(*args, edges, errors)
+    got, _, made = program(graph.sweep, gamma=0.7, backups=1000)(*args, edges, errors)
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
     assert int(made) < 1000
 

@@ -104,9 +104,7 @@ def test_without_a_process_nothing_is_carried(kind: str) -> None:
     assert after.shape == (4, 2, 0) and bool(jnp.any(noisy != action)) == (kind == "gaussian")
 
 
-@pytest.mark.parametrize(
-    ("config", "named"), [(Noise(scale=-1), "scale"), (Noise(dt=0), "dt"), (Noise(theta=3), "theta")]
-)
+@pytest.mark.parametrize(("config", "named"), [(Noise(dt=0), "dt"), (Noise(theta=3), "theta")])
 def test_values_without_a_meaning_are_refused(config: Noise, named: str) -> None:
     with pytest.raises(ConfigError, match=rf"algo\.noise\.{named}"):
         config.check()

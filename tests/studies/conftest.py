@@ -25,6 +25,12 @@ def registered() -> None:
     load_registries()
 
 
+@pytest.fixture(autouse=True)
+def threads_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who start processes decide about threads, not who runs the tests."""
+    monkeypatch.delenv("NPROC", raising=False)
+
+
 @pytest.fixture
 def study_file(tmp_path: Path) -> Callable[[str], Path]:
     """Writes a study file."""
