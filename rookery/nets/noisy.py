@@ -39,7 +39,8 @@ def drawn(net: Noisy, key: Array) -> Params:
     x = jnp.sign(x) * jnp.sqrt(jnp.abs(x))
     factors = [part.reshape(shape) for part, shape in zip(jnp.split(x, ends[:-1]), shapes, strict=True)]
     pairs = zip(dense, net.spread, factors[::2], factors[1::2], strict=True)
-    layers = tuple(_perturbed(*each) for each in pairs)
+    # The same for the layers: for one row XLA would make their weights within the product, again for every output.
+    layers = jax.lax.optimization_barrier(tuple(_perturbed(*each) for each in pairs))
     p, after = net.mean, len(net.mean.before)
     head = after + len(p.after)
     return replace(p, before=layers[:after], after=layers[after:head], head=layers[head], aside=layers[head + 1 :])
