@@ -53,9 +53,26 @@ _MANY = 128
 class Linear(eqx.Module):
     weight: Float[Array, "n_in n_out"]
     bias: Float[Array, "n_out"]
+    noise: Noise | None = None
+    """One draw of the noise on weights and bias; None: there is none."""
 
     def __call__(self, x: Float[Array, "*b n_in"]) -> Float[Array, "*b n_out"]:
-        return _affine(x, self.weight, self.bias)
+        y = _affine(x, self.weight, self.bias)
+        return y if self.noise is None else y + self.noise(x)
+
+
+class Noise(eqx.Module):
+    """Factorised noise: of a weight, its deviation times one number for its input and one for its output.
+
+    So what it adds to a layer's output is a product with the deviations, and no noisy weight is ever made.
+    """
+
+    deviation: Linear
+    into: Float[Array, "n_in"]
+    out: Float[Array, "n_out"]
+
+    def __call__(self, x: Float[Array, "*b n_in"]) -> Float[Array, "*b n_out"]:
+        return self.deviation(x * self.into) * self.out
 
 
 @jax.custom_vjp

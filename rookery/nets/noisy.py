@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from rookery.nets.agent import Params
-from rookery.nets.layers import Linear
+from rookery.nets.layers import Linear, Noise
+from rookery.ops.loops import repeat
 
 
 class Noisy(eqx.Module):
@@ -30,20 +31,31 @@ def noisy(params: Params, start: float) -> Noisy:
 
 
 def drawn(net: Noisy, key: Array) -> Params:
-    """One draw: layer = mean + spread * noise."""
+    """One draw of the noise of all dense layers."""
     dense = _dense(net.mean)
     shapes = [shape for layer in dense for shape in _factors(layer)]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
-    # All numbers at once, and a barrier behind them: XLA would draw them again for every weight that they are part of.
-    x = jax.lax.optimization_barrier(jax.random.normal(key, (int(ends[-1]),)))
+    x = _normal(key, int(ends[-1]))
     x = jnp.sign(x) * jnp.sqrt(jnp.abs(x))
     factors = [part.reshape(shape) for part, shape in zip(jnp.split(x, ends[:-1]), shapes, strict=True)]
-    pairs = zip(dense, net.spread, factors[::2], factors[1::2], strict=True)
-    # The same for the layers: for one row XLA would make their weights within the product, again for every output.
-    layers = jax.lax.optimization_barrier(tuple(_perturbed(*each) for each in pairs))
+    layers = tuple(map(_with_noise, dense, net.spread, factors[::2], factors[1::2]))
     p, after = net.mean, len(net.mean.before)
     head = after + len(p.after)
     return replace(p, before=layers[:after], after=layers[after:head], head=layers[head], aside=layers[head + 1 :])
+
+
+def _normal(key: Array, n: int) -> Float[Array, "n"]:
+    """Normal numbers, drawn before anything reads them.
+
+    In a loop of one round, whose length XLA does not know and whose key changes: otherwise it would draw them again
+    within every product that they are part of, and make the key again for every number, and compile that for minutes.
+    """
+
+    def draw(_: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        return now[0] + 1, jax.random.normal(now[0], (n,))
+
+    rounds = jnp.where((key[0] >> 1).astype(jnp.int32) < 0, 0, 1)
+    return repeat(rounds, draw, (key, jnp.zeros(n)))[1]
 
 
 def size(net: Noisy) -> Float[Array, ""]:
@@ -66,8 +78,11 @@ def _factors(layer: Linear) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (*lead, n_in), (*lead, n_out)
 
 
-def _perturbed(mean: Linear, spread: Linear, into: Array, out: Array) -> Linear:
-    """Noise of a weight is the product of one number for its input and one for its output."""
-    weight = mean.weight + spread.weight * into[..., :, None] * out[..., None, :]
-    # Of per-agent weights, every array leads with an agent axis, which `Linear` itself would refuse.
-    return eqx.tree_at(lambda layer: (layer.weight, layer.bias), mean, (weight, mean.bias + spread.bias * out))
+def _with_noise(mean: Linear, deviation: Linear, into: Array, out: Array) -> Linear:
+    """The layer with one draw of its noise."""
+
+    def one(mean: Linear, deviation: Linear, into: Array, out: Array) -> Linear:
+        return replace(mean, noise=Noise(deviation, into, out))
+
+    # Of per-agent weights, every array leads with an agent axis.
+    return (one if into.ndim == 1 else jax.vmap(one))(mean, deviation, into, out)

@@ -22,14 +22,19 @@ def test_noise_is_factorised_and_scaled_by_the_inputs(weights: str) -> None:
     assert np.all(np.asarray(noise.spread[0].weight) == np.float32(0.5 / 3)) and len(noise.spread) == 5
     assert np.allclose(noise.spread[-1].bias, 0.5 / 6**0.5)
     one, two = (noisy.drawn(noise, jax.random.PRNGKey(k)) for k in (1, 2))
-    for a, b, mean in zip(*(noisy._dense(p) for p in (one, two, params)), strict=True):
-        d = np.asarray(a.weight - mean.weight)
-        first = d if d.ndim == 2 else d[0]
-        assert np.linalg.matrix_rank(first, tol=1e-5) == 1 and not np.allclose(a.weight, b.weight)
-    # All draws together: factorised noise has mean 0 and E|x| = 2 / pi, the variance of each factor.
-    draws = jax.vmap(lambda k: noisy.drawn(noise, k).head.bias)(jax.random.split(KEY, 4000)) - params.head.bias
-    assert np.all(np.abs(np.mean(draws, axis=0)) < 0.02)
-    np.testing.assert_allclose(np.var(draws, axis=0), 0.25 / 6 * (2 / np.pi) ** 0.5, rtol=0.15)
+    for a, b, mean, spread in zip(*(noisy._dense(p) for p in (one, two, params)), noise.spread, strict=True):
+        assert a.noise is not None and b.noise is not None
+        assert np.array_equal(a.weight, mean.weight) and not np.allclose(a.noise.into, b.noise.into)
+        # What it adds is what weights with noise on each of them would.
+        product = spread.weight * a.noise.into[..., :, None] * a.noise.out[..., None, :]
+        x = jax.random.normal(KEY, (*a.noise.into.shape[:-1], 4, a.noise.into.shape[-1]))
+        expected = x @ (mean.weight + product) + (mean.bias + spread.bias * a.noise.out)[..., None, :]
+        call = jax.vmap(lambda layer, x: layer(x)) if weights == "per_agent" else lambda layer, x: layer(x)
+        np.testing.assert_allclose(call(a, x), expected, atol=1e-5)
+    # All draws together: a factor has mean 0 and the variance E|x| = sqrt(2 / pi) of a normal x.
+    draws = jax.vmap(lambda k: noisy.drawn(noise, k).head.noise.out)(jax.random.split(KEY, 4000))
+    assert np.all(np.abs(np.mean(draws, axis=0)) < 0.06)
+    np.testing.assert_allclose(np.var(draws, axis=0), (2 / np.pi) ** 0.5, rtol=0.15)
 
 
 def test_a_second_stream_shares_what_stands_before_it() -> None:
