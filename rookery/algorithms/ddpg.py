@@ -122,6 +122,8 @@ class DDPG:
         self._head.check(spec)
         self.actor.check()
         self.critic.check()
+        if (self.actor.encoder.kind, self.critic.net.encoder.kind) != ("none", "none"):
+            raise ConfigError("image encoders are for the Q, PPO and episodic families: use encoder.kind none.")
         self.replay.check(self.collect, recurrent=bool(self.actor.hidden or self.critic.net.hidden))
         if self.mixer.kind != "none" and not spec.cooperative:
             raise ConfigError(

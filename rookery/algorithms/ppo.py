@@ -92,6 +92,8 @@ class PPO:
         """Refuse what this family cannot train."""
         self.actor.check()
         self.critic.check()
+        self.actor.encoder.check(spec.obs_shape)
+        self.critic.encoder.check(self._critic(spec).image(spec))
         self.hyper.check(self.actor, spec)
         self.explore.check(spec)
         length, rows = self.collect.transitions(spec), self.carry_interval(spec)

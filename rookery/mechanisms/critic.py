@@ -73,7 +73,7 @@ class Critic:
         """The entities of the critic's input: a state has none. A critic has no actions to read out of them."""
         return transformer.unbound(spec.entities) if self.value.sees == "obs" else ()
 
-    def _image(self, spec: Spec) -> tuple[int, ...]:
+    def image(self, spec: Spec) -> tuple[int, ...]:
         """The shape of the image that the critic's input begins with; a joint state of several agents is none."""
         joint = self.value.sees != "obs" and (spec.state_shape or spec.n_agents > 1)
         return (spec.state_size,) if joint else spec.obs_shape
@@ -83,7 +83,7 @@ class Critic:
         own, state = view_size(spec, agent_id=self.agent_id), spec.state_size
         seen = {"obs": own, "state": state, "state_id": state + spec.n_agents, "both": state + own}[self.value.sees]
         return self.net.init(
-            stream(key, "critic"), spec.n_agents, seen, 1, 1.0, self._entities(spec), self._image(spec)
+            stream(key, "critic"), spec.n_agents, seen, 1, 1.0, self._entities(spec), self.image(spec)
         )
 
     def carry(self, spec: Spec, envs: int) -> Float[Array, "env viewer h"]:

@@ -61,12 +61,16 @@ class Encoder:
         return self if self.kind == "none" or not self.width else replace(self, width=8)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse observations that are no images."""
+        """Refuse observations that are no images, or too small."""
         if self.kind != "none" and len(shape) != 3:
             raise ConfigError(
                 f"encoder '{self.kind}' reads images [height, width, channel]; the input has shape {shape}. Use "
                 "encoder.kind none."
             )
+        for _, size, stride in _LAYERS.get(self.kind, ()):
+            shape = tuple((side - size) // stride + 1 for side in shape[:2])
+            if min(shape) < 1:
+                raise ConfigError(f"encoder '{self.kind}' needs larger images: its convolutions leave nothing of them.")
 
     def init(self, key: Array, shape: tuple[int, ...]) -> EncoderParams | None:
         """Fresh weights for images of this shape; None for kind none."""
