@@ -275,7 +275,7 @@ class Q:
         draw: Draw,
         clock: Clock,
         key: Keys,
-        remembered: Remembered | None,
+        remembered: Remembered | None = None,
     ) -> tuple[Learner, Metrics]:
         batch, about = shifted(batch, self.shift, key)
 
@@ -344,7 +344,7 @@ class Q:
         draw: Draw,
         clock: Clock,
         key: Keys,
-        remembered: Remembered | None,
+        remembered: Remembered | None = None,
     ) -> tuple[Mean, tuple[Found, Metrics]]:
         """Mean squared TD error over real transitions, or what stands for it."""
         agent = online.agent

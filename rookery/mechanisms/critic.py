@@ -82,9 +82,7 @@ class Critic:
         """Fresh weights."""
         own, state = view_size(spec, agent_id=self.agent_id), spec.state_size
         seen = {"obs": own, "state": state, "state_id": state + spec.n_agents, "both": state + own}[self.value.sees]
-        return self.net.init(
-            stream(key, "critic"), spec.n_agents, seen, 1, 1.0, self._entities(spec), self.image(spec)
-        )
+        return self.net.init(stream(key, "critic"), spec.n_agents, seen, 1, 1.0, self._entities(spec), self.image(spec))
 
     def carry(self, spec: Spec, envs: int) -> Float[Array, "env viewer h"]:
         """A hidden state of zeros."""

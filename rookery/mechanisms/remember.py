@@ -115,7 +115,7 @@ class Remember:
 
     def small(self) -> Remember:
         """The same memory with little of everything."""
-        return replace(self, capacity=32, dim=4, length=4)
+        return self if self.kind == "none" else replace(self, capacity=32, dim=4, length=4)
 
     @property
     def _encoder(self) -> Encoder:

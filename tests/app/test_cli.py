@@ -308,8 +308,8 @@ class Training(ModuleType):
         if self.error:
             raise self.error
 
-    def evaluate_run(self, path: Path, episodes: int, which: str) -> pl.DataFrame:
-        self.calls.append(("eval", path, episodes, which))
+    def evaluate_run(self, path: Path, episodes: int, which: str, actions: str) -> pl.DataFrame:
+        self.calls.append(("eval", path, episodes, which, actions))
         return episodes_frame()
 
 
@@ -401,8 +401,8 @@ def test_a_sweep_of_what_decides_the_program_is_refused(
 
 def test_eval(training: Training, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path)
-    assert cli.main(f"eval {run.id} --episodes 2 --checkpoint last --out {tmp_path}".split()) == 0
-    assert training.calls == [("eval", run.path, 2, "last")]
+    assert cli.main(f"eval {run.id} --episodes 2 --checkpoint last --actions sampled --out {tmp_path}".split()) == 0
+    assert training.calls == [("eval", run.path, 2, "last", "sampled")]
     shown = " ".join(capsys.readouterr().out.split())
     assert "score IQM low high seeds episodes return_mean 2 1 3 2 4" in shown
     assert "95% bootstrap interval of the IQM over seeds" in shown

@@ -70,7 +70,7 @@ def test_impossible_combinations_are_refused(config: RunConfig, message: str) ->
     ("preset", "path", "message"),
     [
         ("mappo", "algo.clip", "algo.clip decides what is compiled"),
-        ("qmix", "algo.td_lambda", "algo.td_lambda decides what is compiled"),
+        ("qmix", "algo.huber", "algo.huber decides what is compiled"),
         ("qmix", "algo.net.width", r"cannot sweep algo.net.width \(int\)"),
         ("qmix", "algo.nothing", "algo.nothing"),
     ],

@@ -254,7 +254,7 @@ def test_random_start_is_free() -> None:
     [
         ({"obstacles": 99}, "no room"),
         ({"obstacles": 80}, "lower obstacles"),
-        ({"obstacles": -1}, "0 or more"),
+        ({"obstacles": -1}, "task.obstacles must be at least 0"),
         ({"height": 0}, "at least 1"),
         ({"variants": 1, "dynamics": "goal"}, "at least 2"),
         ({"height": 2, "width": 2, "obstacles": 0, "dynamics": "goal"}, "lower variants"),

@@ -91,10 +91,10 @@ def test_storm_shows_an_agent_its_own_inventory_first() -> None:
     ("make", "settings", "words"),
     [
         (Overcooked, {"layout": "cramped_rom"}, "cramped_room"),
-        (Overcooked, {"view": -1}, "whole kitchen"),
-        (Hanabi, {"players": 6}, "2 to 5"),
+        (Overcooked, {"view": -1}, "task.view must be at least 0"),
+        (Hanabi, {"players": 6}, "task.players must be at least 2 and at most 5"),
         (Riddle, {"agents": 2}, "at least 3"),
-        (Riddle, {"limit": -1}, "0 "),
+        (Riddle, {"limit": -1}, "task.limit must be at least 0"),
         (Coin, {"limit": 0}, "at least 1"),
         (Storm, {"variant": "gird"}, "grid"),
         (Storm, {"agents": 3}, "exactly 2"),

@@ -160,7 +160,7 @@ def test_recorded_random_score_can_be_measured_again() -> None:
         ({"plan": ("..", "...")}, "equally long"),
         ({"plan": (".#", "#.")}, "add doors"),
         ({"plan": ("#.", "..")}, "keep start"),
-        ({"speed": 1.1}, "jumped"),
+        ({"speed": 1.1}, "task.speed must be above 0 and at most 1"),
         ({"inertia": 1.0}, "inertia"),
         ({"noise": -0.1}, "noise"),
     ],

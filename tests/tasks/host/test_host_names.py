@@ -115,7 +115,7 @@ def test_bad_arguments_are_named() -> None:
         Gymnasium(kwargs="[1]")
     with pytest.raises(ConfigError, match=r"cannot be opened with task\.kwargs .*gravitas"):
         _ = Gymnasium(kwargs='{"gravitas": 3}').spec
-    with pytest.raises(ConfigError, match=r"task\.frame_skip at least 1"):
+    with pytest.raises(ConfigError, match=r"task\.frame_skip must be at least 1"):
         Gymnasium(frame_skip=0)
     with pytest.raises(ConfigError, match=r"has no 'TimeLimits'\. Did you mean 'TimeLimit'"):
         _ = Gymnasium(wrappers=("gymnasium.wrappers:TimeLimits",)).spec
