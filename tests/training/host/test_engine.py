@@ -278,9 +278,9 @@ def test_evaluation_plays_whole_episodes_from_its_own_seeds() -> None:
 def test_the_return_of_an_evaluation_is_the_sum_of_rewards() -> None:
     config = config_of()
     engine, state = begun(config)
-    packing = engine._player._packing
+    packing = engine.player._packing
     spy = Spy(engine._open(packing))
-    engine._player._stepper = spy
+    engine.player._stepper = spy
     _, episodes = engine.evaluate(state)
     rows = packing.rows(np.stack(spy.seen))
     for env in range(3):

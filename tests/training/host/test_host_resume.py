@@ -148,9 +148,9 @@ def test_pong_that_is_killed_ends_bit_for_bit_the_same(nursery: Nursery, tmp_pat
     pytest.importorskip("ale_py")
     algo = PRESETS["der"].small()
     algo = replace(algo, net=replace(algo.net, encoder=Encoder("data_efficient", width=0)), collect=Collect(2, 4))
-    algo = replace(algo, replay=replace(algo.replay, capacity=32, start=8, steps_per_sequence=0.5))
-    task = Atari(size=42, frames=120, life_loss=True)
-    config = config_of("der", algo=algo, task=task, steps=600, seeds=(0,))
+    # As many frames as a block of a checkpoint has room for; 400 rows of each game go through a ring of 320.
+    algo = replace(algo, replay=replace(algo.replay, capacity=160, start=8, steps_per_sequence=0.5))
+    config = config_of("der", algo=algo, task=Atari(frames=120, life_loss=True), steps=800, seeds=(0,))
     nursery.start(config, tmp_path / "whole")
     assert nursery.wait() == 0, nursery.messages()
     whole, run = run_of(config, tmp_path / "whole"), run_of(config, tmp_path / "killed")
