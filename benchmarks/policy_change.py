@@ -52,14 +52,11 @@ def at_share(task: str, found: dict[str, list[pl.DataFrame]], share: float) -> l
     start = float(np.mean([curve[0] for members in curves.values() for curve in members]))
     weakest = min(float(np.mean([curve[-1] for curve in members])) for members in curves.values())
     level = start + share * (weakest - start)
-    return [
-        {
-            "task": task,
-            "preset": name,
-            **summary([moment(m, c, level) for m, c in zip(found[name], curve, strict=True)]),
-        }
-        for name, curve in curves.items()
-    ]
+    found_at = {
+        name: [moment(member, curve, level) for member, curve in zip(found[name], members, strict=True)]
+        for name, members in curves.items()
+    }
+    return [{"task": task, "preset": name, **summary(moments)} for name, moments in found_at.items()]
 
 
 def smoothed(member: pl.DataFrame) -> np.ndarray:
