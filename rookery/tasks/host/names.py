@@ -33,7 +33,10 @@ KNOWN_IDS: Mapping[str, Mapping[str, Any]] = {
     # joined with them, the image would be a vector of floats.
     "Vizdoom": {
         "kwargs": '{"frame_skip": 4}',
-        "wrappers": ('rookery.tasks.host.vizdoom_screen:SmallScreen({"shrink": 4})',),
+        "wrappers": (
+            "rookery.tasks.host.vizdoom_wrappers:OwnSettings",
+            'rookery.tasks.host.vizdoom_wrappers:SmallScreen({"shrink": 4})',
+        ),
         "drop": ("gamevariables",),
     },
 }

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -152,8 +153,9 @@ def test_several_agents(name: str, package: str) -> None:
     assert endings
 
 
-def test_vizdoom_trains_on_small_images() -> None:
+def test_vizdoom_trains_on_small_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("gymnasium", "vizdoom")
+    monkeypatch.chdir(tmp_path)
     from dataclasses import replace
 
     import gymnasium
@@ -166,6 +168,7 @@ def test_vizdoom_trains_on_small_images() -> None:
     task = task_of("gymnasium:VizdoomHealthGathering-v1")
     assert task.spec.obs_shape == (60, 80, 3) and task.spec.obs_dtype == "uint8" and task.spec.action.sizes == (4,)
     player = Player(task)
+    assert not (tmp_path / "_vizdoom.ini").exists()  # the engine is running, and its settings are elsewhere
     raw = gymnasium.make("VizdoomHealthGathering-v1", frame_skip=4)
     seen = raw.reset(seed=player.seed)[0]["screen"]
     for action, row in player.walk(5):

@@ -1,7 +1,9 @@
-"""A wrapper that makes ViZDoom's screen small; `gymnasium:Vizdoom...` tasks have it by themselves."""
+"""Wrappers that `gymnasium:Vizdoom...` tasks have by themselves."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import gymnasium
@@ -31,3 +33,18 @@ class SmallScreen(gymnasium.ObservationWrapper[Any, Any, Any]):
         """The observation with its screen made small."""
         screen = observation["screen"].reshape(self._blocks).mean(axis=(1, 3), dtype=np.float32)
         return {**observation, "screen": screen.astype(np.uint8)}
+
+
+class OwnSettings(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps the settings of ViZDoom's engine in a temporary folder: it would write a file into the working directory."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._folder = TemporaryDirectory(prefix="vizdoom-")
+        # The engine starts with the first reset, and reads the path then.
+        env.unwrapped.game.set_doom_config_path(str(Path(self._folder.name) / "settings.ini"))
+
+    def close(self) -> None:
+        """Close the environment, then remove the folder."""
+        super().close()
+        self._folder.cleanup()
