@@ -10,6 +10,8 @@ sb3: Stable-Baselines3's PPO and DQN on CartPole and LunarLander, with the same 
 batches and gradient steps. Their rounds alternate between one thread and torch's own number of threads.
 epymarl: EPyMARL's QMIX on mpe2's simple_spread; the settings are those of torch_peers.py.
 atari: random actions through the engine beside ale-py's own vector environment.
+Where environments take most of the time, ours are stepped by a worker per core, as a run of a million steps would
+choose by itself; the runs here are too short to pay for starting workers.
 
 PYTHON is an interpreter with stable-baselines3 and torch (and with EPyMARL's requirements, mpe2 and Box2D), CHECKOUT a
 clone of github.com/uoe-agents/epymarl. Every measurement of the last three is a process of its own, ours is
@@ -37,6 +39,7 @@ from common import add_out, save
 
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import ActionSpec, Collect, Spec
+from rookery.training.provenance import usable_cores
 
 
 class Idlers:
@@ -274,8 +277,9 @@ def epymarl(given: argparse.Namespace) -> dict[str, Any]:
             return round(case.steps * rate["updates_per_second"])
 
         def mine(_: int, case: torch_peers.Case = case, steps: int = steps) -> int:
-            task = "pettingzoo:mpe2.simple_spread_v3"
-            return ours(case.preset, task, max(round(steps * given.budget), 2000), case.ours)
+            task, several = "pettingzoo:mpe2.simple_spread_v3", case.ours.get("algo.collect.envs", 1) > 1
+            values = {**case.ours, "workers.count": usable_cores() if several else 0}
+            return ours(case.preset, task, max(round(steps * given.budget), 2000), values)
 
         found[name] = ratios({"rookery": mine, "EPyMARL": theirs}, given.rounds)
     return found
@@ -305,7 +309,7 @@ def atari(given: argparse.Namespace) -> dict[str, Any]:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     def through(envs: int) -> int:
-        values = {"algo.collect.envs": envs, "algo.collect.length": 64}
+        values = {"algo.collect.envs": envs, "algo.collect.length": 64, "workers.count": usable_cores()}
         return ours("random", "atari:MsPacman", steps, values, (HERE / "random_play.py",))
 
     return {

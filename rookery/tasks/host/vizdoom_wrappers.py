@@ -36,7 +36,7 @@ class SmallScreen(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 class OwnSettings(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps the settings of ViZDoom's engine in a temporary folder: it would write a file into the working directory."""
+    """Keeps the settings of ViZDoom's engine in a temporary folder; else it writes them into the working directory."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
