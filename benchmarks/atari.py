@@ -1,11 +1,13 @@
-"""Atari: learning beside Stable-Baselines3's DQN, and convolutions beside products over patches.
+"""Atari: learning beside Stable-Baselines3's DQN, what memories cost, and convolutions beside products over patches.
 
-    python benchmarks/atari.py --torch-python PYTHON [--only learning convolution] [--game MsPacman] [--rounds 2]
+    python benchmarks/atari.py --torch-python PYTHON [--only learning memory convolution] [--game MsPacman] [--rounds 2]
                                [--seconds 20] [--out FILE]
 
 learning: environment steps per second with learning, one environment, one gradient step of batch 32 for four steps.
 PYTHON has torch, stable_baselines3, ale_py and cv2. Every measurement is a process of its own, the sides take turns,
 and a rate is the best of its rounds.
+memory: steps per second of nec_atari and gbmr_atari with their 100,000 keys and 16 environments, and the share of the
+time that the memory takes: 1 - rate / rate with 128 keys. A search or a write costs the same however full a table is.
 convolution: milliseconds of the Nature CNN's convolutions at batch 32, forward and with gradient, by XLA and as
 products over patches, and both as shares of what a large matrix product reaches in the same process.
 """
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common import Row, add_out, beside, markdown, save
 from scaling import answer, apart
 
 HERE = Path(__file__).resolve().parent
@@ -27,18 +30,40 @@ BATCH, CAPACITY, START = 32, 20_000, 400
 """Of a gradient step; transitions kept; transitions before the first gradient step."""
 
 
-def learning(given: argparse.Namespace) -> dict[str, Any]:
-    """Steps per second of both sides, and their ratio."""
-    found: dict[str, list[float]] = {"ours": []}
+def learning(given: argparse.Namespace) -> list[Row]:
+    """Steps per second of both sides, and their ratio; theirs with one thread and with two."""
+    ours, theirs = [], {1: [], 2: []}
     request = {"algo.replay.capacity": CAPACITY // 4, "algo.replay.start": START // 4, "iterations": 25}
     for _ in range(given.rounds):
         rate = apart("rate", preset="dqn_atari", task=f"atari:{given.game}", seconds=given.seconds, **request)
-        found["ours"].append(answer(rate)["steps_per_second"])
-        for threads in (1, 2) if given.torch_python else ():
-            found.setdefault(f"SB3, {threads} threads", []).append(_sb3(given, threads))
-    best = {name: max(rates) for name, rates in found.items()}
-    ratios = {f"over {name}": round(best["ours"] / best[name], 2) for name in best if name != "ours"}
-    return {**ratios, "steps/s of each round": found}
+        ours.append(answer(rate)["steps_per_second"])
+        for threads, rates in theirs.items():
+            rates.append(_sb3(given, threads))
+    return [
+        beside(f"DQN, {given.game}, one environment", ours, f"Stable-Baselines3, threads: {threads}", rates)
+        for threads, rates in theirs.items()
+    ]
+
+
+SMALL = 128
+"""Keys of a memory that costs next to nothing."""
+TABLES = {"nec_atari": "algo.dictionary.capacity", "gbmr_atari": "algo.graph.capacity"}
+
+
+def memory(given: argparse.Namespace) -> list[Row]:
+    """Steps per second with a large and with a small memory, in turn."""
+    rows = []
+    for preset, field in TABLES.items():
+        request = {"preset": preset, "task": f"atari:{given.game}", "seconds": given.seconds, "iterations": 256}
+        pairs = [
+            [answer(apart("rate", **request, **values))["steps_per_second"] for values in ({}, {field: SMALL})]
+            for _ in range(given.rounds)
+        ]
+        large, small = (max(rates) for rates in zip(*pairs, strict=True))
+        rows.append(
+            {"preset": preset, "steps/s": large, f"with {SMALL} keys": small, "share": round(1 - large / small, 2)}
+        )
+    return rows
 
 
 def _sb3(given: argparse.Namespace, threads: int) -> float:
@@ -50,7 +75,7 @@ def _sb3(given: argparse.Namespace, threads: int) -> float:
     return round(json.loads(said.stdout.splitlines()[-1])["steps_per_second"], 1)
 
 
-def convolution(given: argparse.Namespace) -> dict[str, Any]:
+def convolution(given: argparse.Namespace) -> list[Row]:
     """Milliseconds and the share of the limit of each way to convolve."""
     import jax
     import jax.numpy as jnp
@@ -87,14 +112,15 @@ def convolution(given: argparse.Namespace) -> dict[str, Any]:
         flops += 2 * BATCH * side * side * size * size * n_in * n_out
     square = jnp.ones((1024, 1024))
     limit = 2 * 1024**3 / _best(jit(jnp.matmul), given.seconds, square, square)
-    found: dict[str, Any] = {"GFLOP/s of a large product": round(limit / 1e9)}
+    rows: list[Row] = []
     for name, forward in (("XLA", by_xla), ("patches", by_patches)):
         gradient = jax.grad(lambda convs, x, f=forward: jnp.sum(f(convs, x) ** 2))
         # The first layer's input takes no gradient: twice the forward work, less that product.
         for what, function, work in (("forward", forward, flops), ("gradient", gradient, 3 * flops)):
             seconds = _best(jit(function), given.seconds, convs, x)
-            found[f"{name}, {what}"] = {"ms": round(seconds * 1e3, 2), "of limit": round(work / seconds / limit, 2)}
-    return found
+            share = round(work / seconds / limit, 2)
+            rows.append({"way": f"{name}, {what}", "ms": round(seconds * 1e3, 2), "share of a large product": share})
+    return [*rows, {"way": "a large product", "ms": "", "share of a large product": f"{limit / 1e9:.0f} GFLOP/s"}]
 
 
 def _best(function: Callable[..., Any], seconds: float, *arguments: Any) -> float:
@@ -110,25 +136,25 @@ def _best(function: Callable[..., Any], seconds: float, *arguments: Any) -> floa
     return best
 
 
-QUESTIONS = {"learning": learning, "convolution": convolution}
+QUESTIONS = {"learning": learning, "memory": memory, "convolution": convolution}
 
 
 def main() -> None:
     """Answer the chosen questions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch-python", type=Path, help="without it, only our own side is measured")
+    parser.add_argument("--torch-python", type=Path, help="needed for learning")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=list(QUESTIONS))
     parser.add_argument("--game", default="MsPacman")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--out", type=Path, help="where to write all figures as JSON")
+    add_out(parser)
     given = parser.parse_args()
-    results: dict[str, Any] = {}
+    if "learning" in given.only and not given.torch_python:
+        parser.error("learning needs --torch-python.")
     for question in given.only:
-        results[question] = QUESTIONS[question](given)
-        print(f"{question}: {json.dumps(results[question])}", flush=True)
-        if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
+        rows = QUESTIONS[question](given)
+        print(f"\n{question}\n\n{markdown(rows)}", flush=True)
+        save(given.out, f"atari_{question}", rows)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,13 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(map(str, row.values())) for row in rows)])
 
 
+def beside(name: str, ours: list[float], peer: str, theirs: list[float]) -> Row:
+    """Steps per second of all rounds of both sides, and the ratio of their best ones."""
+    best = {"ours": max(ours), "theirs": max(theirs)}
+    ratio = round(best["ours"] / best["theirs"], 2)
+    return {"name": name, "peer": peer, **best, "ratio": ratio, "rounds": {"ours": ours, "theirs": theirs}}
+
+
 def least_seconds(
     calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:

@@ -30,12 +30,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch_peers
-from common import add_out, save
+from common import Row, add_out, beside, save
 
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import ActionSpec, Collect, Spec
@@ -134,6 +135,11 @@ def store() -> dict[str, Any]:
     return found
 
 
+def named(found: dict[str, Any]) -> list[Row]:
+    """A row for each name."""
+    return [{"name": name, **row} for name, row in found.items()]
+
+
 # --- beside others
 
 HERE = Path(__file__).resolve().parent
@@ -229,17 +235,17 @@ def ours(preset: str, task: str, steps: int, values: dict[str, Any], files: tupl
     return round(float(timing["steps"].sum()) / float(timing["seconds"].sum()))
 
 
-def ratios(sides: dict[str, Callable[[int], int]], rounds: int) -> dict[str, Any]:
-    """The sides in turn; the first divided by the second."""
-    found: dict[str, list[int]] = {name: [] for name in sides}
-    for turn in range(rounds):
-        for name, side in sides.items():
-            found[name].append(side(turn))
-    mine, theirs = (max(rates) for rates in found.values())
-    return {"ratio": round(mine / theirs, 2), "steps/s of each round": found}
+Side = Callable[[int], float]
+"""Steps per second in a round, by its number."""
 
 
-def sb3(given: argparse.Namespace) -> dict[str, Any]:
+def in_turn(name: str, ours: Side, peer: str, theirs: Side, rounds: int) -> Row:
+    """Both sides in turn, and their ratio."""
+    pairs = [(ours(turn), theirs(turn)) for turn in range(rounds)]
+    return beside(name, [mine for mine, _ in pairs], peer, [other for _, other in pairs])
+
+
+def sb3(given: argparse.Namespace) -> list[Row]:
     """Stable-Baselines3, in the interpreter that has it."""
 
     def theirs(peer: Peer, turn: int) -> int:
@@ -254,35 +260,38 @@ def sb3(given: argparse.Namespace) -> dict[str, Any]:
     def budget(peer: Peer) -> int:
         return max(round(peer.steps * given.budget), 4 * peer.rollout)
 
-    return {
-        name: ratios(
-            {
-                "rookery": lambda _, p=peer: ours(p.preset, f"gymnasium:{p.task}", budget(p), p.ours),
-                "stable-baselines3": lambda turn, p=peer: theirs(p, turn),
-            },
-            given.rounds,
-        )
+    def mine(peer: Peer, turn: int) -> int:
+        return ours(peer.preset, f"gymnasium:{peer.task}", budget(peer), peer.ours)
+
+    return [
+        in_turn(name, partial(mine, peer), "Stable-Baselines3", partial(theirs, peer), given.rounds)
         for name, peer in PEERS.items()
-    }
+    ]
 
 
-def epymarl(given: argparse.Namespace) -> dict[str, Any]:
+def epymarl(given: argparse.Namespace) -> list[Row]:
     """EPyMARL's script, in the same interpreter; both sides step mpe2's environment."""
-    found = {}
-    for name, steps in (("EPyMARL QMIX, 1 environment", 20_000), ("EPyMARL QMIX, 8 environments", 60_000)):
-        case = torch_peers.CASES[name]
 
-        def theirs(_: int, case: torch_peers.Case = case) -> int:
-            rate = torch_peers.of_torch(case, given.epymarl.resolve(), given.torch_python, 15 * given.budget)
-            return round(case.steps * rate["updates_per_second"])
+    def theirs(case: torch_peers.Case, turn: int) -> int:
+        rate = torch_peers.of_torch(case, given.epymarl.resolve(), given.torch_python, 15 * given.budget)
+        return round(case.steps * rate["updates_per_second"])
 
-        def mine(_: int, case: torch_peers.Case = case, steps: int = steps) -> int:
-            task, several = "pettingzoo:mpe2.simple_spread_v3", case.ours.get("algo.collect.envs", 1) > 1
-            values = {**case.ours, "workers.count": usable_cores() if several else 0}
-            return ours(case.preset, task, max(round(steps * given.budget), 2000), values)
+    def mine(case: torch_peers.Case, steps: int, turn: int) -> int:
+        several = case.ours.get("algo.collect.envs", 1) > 1
+        values = {**case.ours, "workers.count": usable_cores() if several else 0}
+        return ours(case.preset, "pettingzoo:mpe2.simple_spread_v3", max(round(steps * given.budget), 2000), values)
 
-        found[name] = ratios({"rookery": mine, "EPyMARL": theirs}, given.rounds)
-    return found
+    cases = [
+        (torch_peers.CASES[f"EPyMARL QMIX, {envs}"], f"QMIX, mpe2 simple_spread, {envs}", steps)
+        for envs, steps in _QMIX
+    ]
+    return [
+        in_turn(name, partial(mine, case, steps), "EPyMARL", partial(theirs, case), given.rounds)
+        for case, name, steps in cases
+    ]
+
+
+_QMIX = (("1 environment", 20_000), ("8 environments", 60_000))
 
 
 ALE = """
@@ -300,29 +309,29 @@ print(round(steps // envs * envs / (time.perf_counter() - start)))
 """
 
 
-def atari(given: argparse.Namespace) -> dict[str, Any]:
+def atari(given: argparse.Namespace) -> list[Row]:
     """MsPacman by ale-py's vector environment, and through the engine, which chooses where games are stepped."""
     steps = max(round(60_000 * given.budget), 2000)
 
-    def alone(envs: int) -> int:
+    def alone(envs: int, turn: int) -> int:
         command = [sys.executable, "-c", ALE, str(envs), str(steps)]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
-    def through(envs: int) -> int:
+    def through(envs: int, turn: int) -> int:
         values = {"algo.collect.envs": envs, "algo.collect.length": 64, "workers.count": usable_cores()}
         return ours("random", "atari:MsPacman", steps, values, (HERE / "random_play.py",))
 
-    return {
-        f"MsPacman, {envs} environments": ratios(
-            {"rookery": lambda _, n=envs: through(n), "ale-py": lambda _, n=envs: alone(n)}, given.rounds
+    return [
+        in_turn(
+            f"random play, MsPacman, {n} environments", partial(through, n), "ale-py", partial(alone, n), given.rounds
         )
-        for envs in (16, 64)
-    }
+        for n in (16, 64)
+    ]
 
 
-QUESTIONS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "overhead": lambda given: overhead(given.envs, given.seconds),
-    "store": lambda given: store(),
+QUESTIONS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
+    "overhead": lambda given: named(overhead(given.envs, given.seconds)),
+    "store": lambda given: named(store()),
     "sb3": sb3,
     "epymarl": epymarl,
     "atari": atari,
@@ -346,7 +355,7 @@ def main() -> None:
     if "epymarl" in given.only and not given.epymarl:
         parser.error("epymarl needs --epymarl.")
     for question in given.only:
-        rows = [{"name": name, **row} for name, row in QUESTIONS[question](given).items()]
+        rows = QUESTIONS[question](given)
         print("\n".join(json.dumps(row) for row in rows), flush=True)
         save(given.out, question, rows)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch_peers
+from common import Row, add_out, beside, markdown, save
 from scaling import answer, apart
 from torch_peers import Case, of_torch
 
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=torch_peers.SECONDS, help="of learning, on both sides")
     parser.add_argument("--memory", action="store_true", help="only print what a million transitions take")
-    parser.add_argument("--out", type=Path, help="where to write all figures as JSON")
+    add_out(parser)
     given = parser.parse_args()
     if given.memory:
         print(json.dumps(memory()))
@@ -68,27 +69,23 @@ def main() -> None:
     if given.epymarl is None or given.torch_python is None:
         parser.error("--epymarl and --torch-python are needed (or --memory).")
     torch_peers.SECONDS = given.seconds
-    results: dict[str, Any] = {"memory": memory()}
+    rows: list[Row] = []
     for name in given.only:
-        case, settings = CASES[name]
-        results[name] = compare(case, settings, given.epymarl.resolve(), given.torch_python, given.rounds)
-        print(f"{name}: {json.dumps(results[name])}", flush=True)
-        if given.out:
-            given.out.write_text(json.dumps(results, indent=1))
+        rows += compare(name, given.epymarl.resolve(), given.torch_python, given.rounds)
+        print(markdown(rows), flush=True)
+        save(given.out, "maddpg", rows)
 
 
-def compare(case: Case, settings: dict[str, Any], checkout: Path, python: Path, rounds: int) -> dict[str, Any]:
-    """Both sides in turn."""
-    found: dict[str, list[int]] = {"theirs": [], **{name: [] for name in OURS}}
+def compare(name: str, checkout: Path, python: Path, rounds: int) -> list[Row]:
+    """Both sides in turn; a row for each way that we play."""
+    case, settings = CASES[name]
+    theirs, ours = [], {way: [] for way in OURS}
     for _ in range(rounds):
-        theirs = of_torch(case, checkout, python)
-        found["theirs"].append(round(case.steps * theirs["updates_per_second"]))
-        for name, more in OURS.items():
+        theirs.append(round(case.steps * of_torch(case, checkout, python)["updates_per_second"]))
+        for way, more in OURS.items():
             work = apart("rate", preset=case.preset, seconds=torch_peers.SECONDS, **{**settings, **more})
-            found[name].append(answer(work)["steps_per_second"])
-    best = {name: max(rates) for name, rates in found.items()}
-    ratios = {f"{name}, ratio": round(best[name] / best["theirs"], 1) for name in OURS}
-    return {**ratios, "steps/s of each round": found}
+            ours[way].append(answer(work)["steps_per_second"])
+    return [beside(f"MADDPG, {name}, {way}", rates, "EPyMARL", theirs) for way, rates in ours.items()]
 
 
 def memory() -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Write the tables of docs/performance.md anew from what benchmarks measured.
+"""Write the tables of docs/performance.md and docs/costs.md anew from what benchmarks measured.
 
-    python benchmarks/tables.py FILE.json ... [--page docs/performance.md]
+    python benchmarks/tables.py FILE.json ... [--pages docs/performance.md docs/costs.md]
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`, and ends with the machine, commit and command that it
-comes from. Tables that no file has stay as they are; a file's tables that the page has no place for are named.
+comes from. Tables that no file has stay as they are; a file's tables that no page has a place for are named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 Rows = list[dict[str, Any]]
 Table = list[list[str]]
 """Heads, then rows; a head that begins with `<` is of a column of words, the others are of numbers."""
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+_DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = [_DOCS / "performance.md", _DOCS / "costs.md"]
 
 
 def rewrite(page: str, found: dict[str, Any]) -> tuple[str, list[str]]:
@@ -124,8 +125,36 @@ def mechanisms(rows: Rows) -> Table:
     return table
 
 
+def beside(rows: Rows) -> Table:
+    """The best rates of both sides."""
+    lines = [
+        [row["name"], row["peer"], _number(row["ours"]), _number(row["theirs"]), f"{row['ratio']:.2f}"] for row in rows
+    ]
+    return [["<setting", "<peer", "Rookery, steps/s", "peer, steps/s", "ratio"], *lines]
+
+
+def memory_reads(rows: Rows) -> Table:
+    """Milliseconds of 16 queries by each method, beside the Nature CNN's forward pass."""
+    shown = ("blocks, ms", "top_k, ms", "approx, ms", "approx, recall", "Nature CNN, ms")
+    heads = ["<tables", "keys in each", "exact, in blocks, ms", "top_k, ms", "approx_max_k, ms", "its recall"]
+    lines = [
+        [str(row["tables"]), f"{row['keys']:,}", *(str(row[name]) for name in shown)]
+        for row in rows
+        if row["batch"] == 16
+    ]
+    return [[*heads, "Nature CNN, ms"], *lines]
+
+
+def plain(rows: Rows) -> Table:
+    """Rows as they are; the first column is of words."""
+    first, *others = rows[0]
+    return [[f"<{first}", *others], *([str(value) for value in row.values()] for row in rows)]
+
+
 LAYOUTS: dict[str, Callable[[Rows], Table]] = {
-    layout.__name__: layout for layout in (peers, time_to_score, torch_peers, shards, mechanisms)
+    **{layout.__name__: layout for layout in (peers, time_to_score, torch_peers, shards, mechanisms, memory_reads)},
+    **dict.fromkeys(("sb3", "epymarl", "atari", "maddpg", "atari_learning"), beside),
+    **dict.fromkeys(("atari_memory", "atari_convolution", "hyper_presets"), plain),
 }
 
 
@@ -133,12 +162,15 @@ def main() -> None:
     """Rewrite the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES)
     given = parser.parse_args()
     found = {name: record for file in given.files for name, record in json.loads(file.read_text()).items()}
-    page, homeless = rewrite(given.page.read_text(), found)
-    given.page.write_text(page)
-    print(f"{len(found) - len(homeless)} tables written; no place for: {', '.join(homeless) or 'none'}")
+    homeless = set(found)
+    for page in given.pages:
+        text, without = rewrite(page.read_text(), found)
+        page.write_text(text)
+        homeless &= {*without}
+    print(f"{len(found) - len(homeless)} tables written; no place for: {', '.join(sorted(homeless)) or 'none'}")
 
 
 if __name__ == "__main__":

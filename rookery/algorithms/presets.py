@@ -27,7 +27,7 @@ from rookery.ops.gumbel import Gumbel
 # -- the Q family ---------------------------------------------------------------------------------------------------
 # Feed-forward agents and 32 environments of 32 transitions: a GRU costs three times as much per gradient step and the
 # tasks we tuned on are won without memory. td_lambda makes up for the short horizon of a one-step target. Rate and
-# target: of the settings in studies/choose_presets.toml, the best or near it on each task (docs/performance.md).
+# target: of the settings in studies/choose_presets.toml, the best or near it on each task (docs/results.md).
 _iql = Q(
     net=Net("mlp", width=64, layers=2),
     collect=Collect(envs=32, length=32),
@@ -142,7 +142,7 @@ _mappo = PPO(
     minibatches=4,
     entropy=0.01,
 )
-# Of the settings in studies/choose_presets.toml, the soonest at a good score (docs/performance.md).
+# Of the settings in studies/choose_presets.toml, the soonest at a good score (docs/results.md).
 PRESETS["mappo"] = _mappo
 PRESETS["ippo"] = replace(_mappo, value=Value(sees="obs"))
 PRESETS["ppo"] = replace(PRESETS["ippo"], agent_id=False)

@@ -104,7 +104,7 @@ def _few(h: Array) -> bool:
 
     With few rows, reading and writing weight gradients in each step costs more than computing them. With many, going
     through the whole sequence again costs more than adding up what is in the cache anyway. Both were measured, at
-    widths of 64 and 128 (docs/performance.md).
+    widths of 64 and 128 (docs/notes/speed.md).
     """
     return 2 * h.shape[0] < h.shape[1]
 

@@ -14,7 +14,7 @@ import jax
 _COMPILERS = ThreadPoolExecutor(thread_name_prefix="compiler")
 
 FAST = {"xla_cpu_experimental_ynn_fusion_type": ""}
-"""Without YNNPACK: calling it costs more than small sums and products do (docs/performance.md has figures)."""
+"""Without YNNPACK: calling it costs more than small sums and products do (docs/notes/speed.md)."""
 ONCE = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
