@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import jax
 from jaxtyping import Array, Int, UInt
@@ -12,6 +13,8 @@ from rookery.core import threefry
 threefry.unroll_on_cpu()
 
 Key = UInt[Array, "2"]
+Keys = Callable[[str], Array]
+"""The keys of one moment, by purpose."""
 
 
 def stream(key: Array, name: str, t: Int[Array, ""] | int = 0) -> Array:

@@ -204,6 +204,10 @@ class Mean(eqx.Module):
         totals = jnp.sum(jnp.where(weight > 0, x * weight, 0.0).reshape(len(values), -1), axis=1)
         return {name: Mean(totals[i], jnp.sum(weight)) for i, name in enumerate(values)}
 
+    def plus(self, other: Mean, weight: float | Array) -> Mean:
+        """A loss with `weight` times another one added, each a mean over its own entries."""
+        return Mean(self.total + weight * other.value * self.weight, self.weight)
+
     @property
     def value(self) -> Array:
         """The mean; 0 where nothing was measured."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,11 @@ from rookery.nets.mixers import Mixer, MixerParams
 Twins = tuple[Params, ...]
 Joint = Float[Array, "time b viewer agent width"]
 """The actions of all agents, as the critic of each agent (viewer) is asked about them."""
+
+
+class Critics(eqx.Module):
+    twins: Twins
+    mixer: MixerParams
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,6 @@ def _with_team(team: Float[Array, "time b n"], own: Float[Array, "time b agent m
 
 
 def _rows(step: Step, rows: slice) -> Step:
-
     return jax.tree.map(lambda x: x[rows], step)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.ranges import NonNegative, Positive
-from rookery.core.types import Action, ActionSpec, Spec, Step
+from rookery.core.types import Action, ActionSpec, Mean, Metrics, Spec, Step
 from rookery.nets.inputs import encode_action
 from rookery.ops import distributions, squash
 from rookery.ops.gumbel import Gumbel
@@ -59,6 +59,14 @@ class Entropy:
     def worth(self, weights: dict[str, Any]) -> Array:
         """Worth of a unit of each agent's entropy; weights of "alpha" are its learned logarithm."""
         return jnp.exp(weights["alpha"]) if self.kind == "auto" else jnp.float32(self.fixed)
+
+    def gain(
+        self, weights: dict[str, Any], entropy: Float[Array, "*b agent"], active: Bool[Array, "*b agent"]
+    ) -> tuple[Mean, Metrics]:
+        """What the actors' entropy is worth to them, and what to log about it."""
+        worth = self.worth(weights)
+        gain = Mean.of(jax.lax.stop_gradient(worth) * entropy, active)
+        return gain, {"entropy": Mean.of(jax.lax.stop_gradient(entropy), active), "alpha": Mean.of(worth)}
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from rookery.core.errors import ConfigError
 from rookery.core.types import Mean, Metrics, Spec
-from rookery.memory.sequences import Sequence
+from rookery.memory.learning import Minibatch
 from rookery.ops import images
 
 
@@ -23,11 +21,12 @@ def check_shift(spec: Spec, most: int) -> None:
         )
 
 
-def shifted(batch: Sequence, most: int, key: Callable[[str], Array]) -> tuple[Sequence, Metrics]:
-    """The batch with every observation shifted by up to `most` pixels, each on its own; 0: as it is."""
+def shifted(sees: Minibatch, most: int) -> tuple[Minibatch, Metrics]:
+    """The minibatch with every observation shifted by up to `most` pixels, each on its own; 0: as it is."""
     if not most:
-        return batch, {}
-    obs = batch.step.obs
-    moved, by = images.random_shifts(key("shift"), obs.reshape(-1, *obs.shape[-3:]), most)
+        return sees, {}
+    step = sees.batch.step
+    moved, by = images.random_shifts(sees.key("shift"), step.obs.reshape(-1, *step.obs.shape[-3:]), most)
     metrics = {"shift": Mean.of(jnp.mean(jnp.abs(by).astype(jnp.float32)))}
-    return replace(batch, step=replace(batch.step, obs=moved.reshape(obs.shape))), metrics
+    step = replace(step, obs=moved.reshape(step.obs.shape))
+    return replace(sees, batch=replace(sees.batch, step=step)), metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -13,13 +13,11 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.ranges import NonNegative
-from rookery.core.types import Clock, Mean, Metrics, team_discount
+from rookery.core.types import Clock, Collect, Mean, Metrics, team_discount
+from rookery.mechanisms.agent_values import Weights
+from rookery.memory.learning import Minibatch
 from rookery.memory.replay import proportional
-from rookery.memory.sequences import Sequence
 from rookery.nets.optimiser import Optimiser, Schedule
-
-Keys = Callable[[str], Array]
-"""The key of a gradient step for a purpose."""
 
 
 class Experience(eqx.Module):
@@ -65,46 +63,74 @@ class Credit:
     mixer_optimiser: Optimiser = field(default_factory=Optimiser)
     """How the mixer learns (the agents: `optimiser`)."""
 
-    def check(self, mixer: str) -> None:
-        """Refuse what has no team's TD error."""
-        if self.kind != "none" and mixer == "none":
+    @property
+    def on(self) -> bool:
+        """Whether agents learn from individual TD errors."""
+        return self.kind != "none"
+
+    def check(self, mixer: str, collect: Collect) -> None:
+        """Refuse what has no team's TD error, and what does not see all of a batch."""
+        if self.on and mixer == "none":
             raise ConfigError(
                 f"algo.credit.kind '{self.kind}' divides a team's TD error among its agents; mixer 'none' has none to "
                 "divide. Use --algo.mixer.kind vdn or qmix."
             )
+        if self.on and collect.shards > 1:
+            raise ConfigError(
+                "algo.credit chooses among all transitions of a batch, which several shards do not see; use "
+                "--algo.collect.shards 1."
+            )
 
+    # -- optimisers ---------------------------------------------------------------------------------------------
+    def init(self, optimiser: Optimiser, weights: Weights) -> Any:
+        """Optimiser states: the agents' and the mixer's; without credit, one of all weights."""
+        if not self.on:
+            return optimiser.init(weights)
+        return optimiser.init(weights.agent), self.mixer_optimiser.init(weights.mixer)
+
+    def step(
+        self, optimiser: Optimiser, weights: Weights, grads: Weights, opt: Any, progress: Float[Array, ""]
+    ) -> tuple[Weights, Any]:
+        """Weights and optimiser states after a gradient step."""
+        if not self.on:
+            return optimiser.step(weights, grads, opt, progress)
+        agent, opt_agent = optimiser.step(weights.agent, grads.agent, opt[0], progress)
+        mixer, opt_mixer = self.mixer_optimiser.step(weights.mixer, grads.mixer, opt[1], progress)
+        return Weights(agent, mixer), (opt_agent, opt_mixer)
+
+    # -- losses -------------------------------------------------------------------------------------------------
     def learn(
         self,
         mix: Callable[[Array], Array],
         q: Float[Array, "time batch agent"],
         v: Float[Array, "time batch agent"],
         delta: Float[Array, "time batch team"],
-        batch: Sequence,
         gamma: float,
-        clock: Clock,
-        key: Keys,
-    ) -> tuple[Experience, Float[Array, "time batch agent"], Bool[Array, "time batch agent"], Metrics]:
-        """Individual transitions, the squared TD error of each as far as it is chosen, and which count in their mean.
+        sees: Minibatch,
+    ) -> tuple[Experience, Mean, Metrics]:
+        """Individual transitions, and the mean squared TD error of those that are chosen.
 
         `mix` gives the team's value of agents' values; `q` and `v` are each agent's value of what it did and (target)
         of where it came to; `delta` is the team's TD error, or without credit the agents' own.
         """
-        lived = batch.filled[..., None] & batch.step.alive[:-1]
-        if self.kind == "none":
+        batch, lived = sees.batch, sees.batch.active
+        if not self.on:
             discount = jnp.broadcast_to(gamma * team_discount(batch.step)[1:, :, None], q.shape)
             # Dead rows too: with the team's discount their values are bootstrapped from.
             valid = jnp.broadcast_to(batch.filled[..., None], q.shape)
             mine = Experience(q, delta, batch.step.reward[1:], discount, lived, valid.astype(jnp.float32))
-            return jax.lax.stop_gradient(mine), delta**2, valid, {}
+            own = Mean.of(sees.draw.weigh(delta**2), valid)
+            return jax.lax.stop_gradient(mine), own, {"own_loss": own}
         error = self.errors(mix, q, delta)
         target, discount = jax.lax.stop_gradient(q - error), gamma * batch.step.discount[1:]
-        chosen, metrics = self.weights(key("credit"), jax.lax.stop_gradient(error), lived, clock)
+        chosen, metrics = self.weights(sees.key("credit"), jax.lax.stop_gradient(error), lived, sees.clock)
         mine = jax.lax.stop_gradient(Experience(q, error, target - discount * v, discount, lived, chosen))
         metrics |= {
             "credit_error": Mean.of(jnp.abs(mine.error), lived),
             "credit_reward": Mean.of(mine.reward, lived),
         }
-        return mine, chosen * (q - target) ** 2, lived, metrics
+        own = Mean.of(sees.draw.weigh(chosen * (q - target) ** 2), lived)
+        return mine, own, {**metrics, "own_loss": own}
 
     def errors(
         self, mix: Callable[[Array], Array], q: Float[Array, "*b agent"], delta: Float[Array, "*b team"]

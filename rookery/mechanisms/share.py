@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,13 +14,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
 from rookery.core.ranges import Count, Fraction, Positive, Whole
-from rookery.core.types import Entities, Mean, Metrics, Spec, Step
+from rookery.core.types import Collect, Mean, Metrics, Spec, Step
 from rookery.mechanisms import measures
-from rookery.mechanisms.credit import Experience, Keys
+from rookery.mechanisms.credit import Experience
 from rookery.mechanisms.judge import Clues, Judge
-from rookery.memory.sequences import Sequence, borrow, by_partner, columns
-from rookery.nets.agent import Net, Params
-from rookery.nets.transformer import Heard
+from rookery.memory.learning import Minibatch
+from rookery.memory.sequences import Sequence, borrow, columns
 
 PROBE = 8
 """One in so many borrowed sequences is read again after the gradient step, to see what it taught."""
@@ -45,6 +44,27 @@ class Borrowed(eqx.Module):
     before: Float[Array, "time column agent"]
     """Receivers' |TD errors|."""
     clues: Clues | None
+
+
+class Shared(eqx.Module):
+    """What a loss leaves of sharing."""
+
+    recent: Recent
+    borrowed: Borrowed | None
+    """A few of the sequences that were borrowed; None where tokens were heard instead."""
+
+
+class Receivers(NamedTuple):
+    """How agents read what is shared with them."""
+
+    read: Callable[[Sequence], tuple[Array, Array]]
+    """Their values of the actions taken in a sequence, and (target) of the rows that these led to."""
+    hear: Callable[[Array, Array], Array]
+    """Their values of their own actions, with tokens of these senders, where present."""
+    aim: Callable[[Array, Array, Array, Array], Array]
+    """Targets from rewards, discounts, values of next rows, and `last`."""
+    fresh: bool
+    """Whether they begin with an empty memory, because the senders' was made by another network."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +105,24 @@ class Share:
     """range and role: with nobody in reach, read nobody or the nearest one."""
 
     # -- what it needs ------------------------------------------------------------------------------------------
-    def check(self, spec: Spec, *, individual: bool, same: bool, tokens: bool) -> None:
+    @property
+    def on(self) -> bool:
+        """Whether anything is shared."""
+        return self.select != "none"
+
+    def check(self, spec: Spec, collect: Collect, *, individual: bool, same: bool, tokens: bool) -> None:
         """Refuse what cannot be shared. `individual`: agents have TD errors of their own; `same`: all agents have one
         network and no index; `tokens`: the network can attend to others' tokens."""
-        if self.select == "none":
+        if not self.on:
             return
         if not individual:
             raise ConfigError(
                 "algo.share needs individual rewards: --algo.credit.kind differ, or --algo.mixer.kind none (SUPER)."
+            )
+        if collect.shards > 1:
+            raise ConfigError(
+                "algo.share chooses among all transitions of a batch, which several shards do not see; use "
+                "--algo.collect.shards 1."
             )
         if spec.n_agents < 2:
             raise ConfigError(f"algo.share.select '{self.select}' needs at least two agents; {spec.name} has one.")
@@ -147,8 +177,10 @@ class Share:
         """Whether it is learnt what helps."""
         return self.select == "learned" or self.partners == "attention"
 
-    def init(self, spec: Spec, key: Array) -> Recent:
-        """Nothing seen yet."""
+    def init(self, spec: Spec, key: Array) -> Recent | None:
+        """Nothing seen yet; None where nothing is shared."""
+        if not self.on:
+            return None
         n = spec.n_agents
         features = spec.obs_size + spec.action.width
         return Recent(
@@ -290,71 +322,62 @@ class Share:
 
     # -- all of it ----------------------------------------------------------------------------------------------
     def learn(
-        self,
-        spec: Spec,
-        recent: Recent,
-        batch: Sequence,
-        own: Experience,
-        read: Callable[[Sequence], tuple[Array, Array]],
-        hear: Callable[[Array, Array], Array],
-        aim: Callable[[Array, Array, Array, Array], Array],
-        key: Keys,
-        *,
-        fresh: bool,
-    ) -> tuple[Float[Array, "time column agent"], Bool[Array, "time column agent"], Recent, Borrowed | None, Metrics]:
-        """Receivers' squared TD errors on what is shared, which they learn from, and what to remember of it.
+        self, spec: Spec, recent: Recent, own: Experience, receivers: Receivers, sees: Minibatch
+    ) -> tuple[Mean, Shared, Metrics]:
+        """Receivers' mean squared TD error on what they take of what is shared, and what is left of it afterwards.
 
         A transition counts as much for its receiver as for its sender: otherwise a few shared ones outweigh all own
         ones, whose importance weights are far below 1.
-
-        `read` gives taken and next values of a sequence by the receivers' weights; `hear` their values of their own
-        actions with tokens of these senders, where present; `aim` the target from rewards, discounts, next values and
-        `last`. `fresh`: receivers begin with an empty memory, because the senders' was made by another network.
         """
+        batch, key = sees.batch, sees.key
         recent = self.remember(recent, spec, own, batch)
         obs = batch.step.obs[:-1].reshape(*own.error.shape, -1).astype(jnp.float32)
         rate = self.rate(own, obs)
-        mean, std = self.moments(recent)
-        size = jnp.abs(own.error)
-        unusual = (size - mean) / (std + 1e-3)
-        features = jnp.stack([jnp.log1p(size), unusual, jnp.sign(own.error), own.q, own.reward], axis=-1)
+        features = self._features(recent, own)
         offered = self.offer(key("offer"), recent, own, rate, features)
         senders, allowed, metrics = self.reach(key("partners"), spec, recent, batch, offered)
         of_senders = lambda x: columns(x, senders)  # noqa: E731
         open_to = of_senders(offered) & allowed.reshape(*allowed.shape[:1], -1, spec.n_agents)
-        sequence, clues, target, weight = None, None, own.q - own.error, own.weight
+        sequence, target, weight = None, own.q - own.error, own.weight
         if self.form == "embeddings":
             kept = jax.random.bernoulli(key("drop"), 1.0 - self.drop, allowed.shape)
             present = open_to.reshape(allowed.shape) & kept
-            q, open_to = hear(senders, present), jnp.any(present, axis=2) & own.lived
+            q, open_to = receivers.hear(senders, present), jnp.any(present, axis=2) & own.lived
         else:
-            sequence = borrow(batch, senders, fresh=fresh)
-            q, v = read(sequence)
+            sequence = borrow(batch, senders, fresh=receivers.fresh)
+            q, v = receivers.read(sequence)
             weight = of_senders(own.weight)
-            target = jax.lax.stop_gradient(aim(of_senders(own.reward), of_senders(own.discount), v, sequence.step.last))
+            target = receivers.aim(of_senders(own.reward), of_senders(own.discount), v, sequence.step.last)
+            target = jax.lax.stop_gradient(target)
         error = q - target
         before = jax.lax.stop_gradient(jnp.abs(error))
         accepted = open_to & self.accepts(recent, before)
-        taken = jnp.sum(accepted, axis=(0, 1)).astype(jnp.float32)
-        metrics |= {
-            "share_offered": Mean.of(jnp.sum(offered)),
-            "share_bandwidth": Mean.of(offered, own.lived),
-            "share_rate": Mean.of(rate),
-            "share_accepted": Mean.of(jnp.sum(taken)),
-            "share_acceptance": Mean.of(accepted, open_to),
-            **{f"share_accepted/{name}": Mean.of(taken[i]) for i, name in enumerate(spec.agents)},
-        }
+        metrics |= {"share_rate": Mean.of(rate), **_counts(spec, own, offered, open_to, accepted)}
+        taken = Mean.of(sees.draw.weigh(weight * error**2), accepted)
         if sequence is None:
-            return weight * error**2, accepted, recent, None, metrics | {"share_error": Mean.of(before, accepted)}
+            return taken, Shared(recent, None), metrics | {"share_error": Mean.of(before, accepted)}
+        clues = None
         if recent.judge is not None:
             seen = _mean_obs(batch)
             clues = Clues(of_senders(features), jnp.repeat(seen, senders.shape[1], axis=0), of_senders(seen[None])[0])
-        return weight * error**2, accepted, recent, Borrowed(sequence, target, accepted, before, clues), metrics
+        return taken, Shared(recent, probe(Borrowed(sequence, target, accepted, before, clues))), metrics
+
+    def _features(self, recent: Recent, own: Experience) -> Float[Array, "time batch agent feature"]:
+        """What a judge knows of a transition."""
+        mean, std = self.moments(recent)
+        size = jnp.abs(own.error)
+        unusual = (size - mean) / (std + 1e-3)
+        return jnp.stack([jnp.log1p(size), unusual, jnp.sign(own.error), own.q, own.reward], axis=-1)
 
     def look_back(
-        self, recent: Recent, borrowed: Borrowed, q: Float[Array, "time column agent"], progress: Float[Array, ""]
-    ) -> tuple[Recent, Metrics]:
-        """What a gradient step taught: receivers' |TD errors| on a few borrowed sequences before it, and with `q`."""
+        self, shared: Shared | None, read: Callable[[Sequence], tuple[Array, Array]], progress: Float[Array, ""]
+    ) -> tuple[Recent | None, Metrics]:
+        """What sharing remembers after a gradient step, and what that taught: receivers' |TD errors| on a few borrowed
+        sequences before it, and as they `read` them now."""
+        if shared is None or shared.borrowed is None:
+            return shared and shared.recent, {}
+        recent, borrowed = shared.recent, shared.borrowed
+        q, _ = read(borrowed.sequence)
         before, accepted, after = borrowed.before, borrowed.accepted, jnp.abs(q - borrowed.target)
         metrics = {"share_error_before": Mean.of(before, accepted), "share_error_after": Mean.of(after, accepted)}
         if recent.judge is None or borrowed.clues is None:
@@ -362,6 +385,18 @@ class Share:
         mean, _ = self.moments(recent)
         judge, found = recent.judge.learn(borrowed.clues, (before - after) / (mean + 1e-3), accepted, progress)
         return replace(recent, judge=judge), {**metrics, **found}
+
+
+def _counts(spec: Spec, own: Experience, offered: Array, open_to: Array, accepted: Array) -> Metrics:
+    """How much is offered, and how much of it is taken."""
+    taken = jnp.sum(accepted, axis=(0, 1)).astype(jnp.float32)
+    return {
+        "share_offered": Mean.of(jnp.sum(offered)),
+        "share_bandwidth": Mean.of(offered, own.lived),
+        "share_accepted": Mean.of(jnp.sum(taken)),
+        "share_acceptance": Mean.of(accepted, open_to),
+        **{f"share_accepted/{name}": Mean.of(taken[i]) for i, name in enumerate(spec.agents)},
+    }
 
 
 def probe(borrowed: Borrowed) -> Borrowed:
@@ -386,20 +421,3 @@ def _mean_obs(batch: Sequence) -> Float[Array, "batch agent n"]:
     rows = batch.step.obs[:-1].reshape(*batch.action.shape, -1).astype(jnp.float32)
     filled = batch.filled[..., None, None]
     return jnp.sum(rows * filled, axis=0) / jnp.maximum(jnp.sum(filled, axis=0), 1)
-
-
-def heard_outputs(
-    net: Net,
-    params: Params,
-    batch: Sequence,
-    x: Float[Array, "row b agent n_in"],
-    entities: tuple[Entities, ...],
-    senders: Int[Array, "b partner agent"],
-    present: Bool[Array, "time b partner agent"],
-) -> Float[Array, "time b agent n_out"]:
-    """A network's outputs with a look at what these senders make of the same moments."""
-    hidden, first = batch.memory.hidden, batch.step.first
-    tokens = jax.lax.stop_gradient(net.tokens(params, hidden, x, first, entities))
-    present = jnp.concatenate([present, jnp.zeros_like(present[:1])])  # nothing is done at the last row
-    heard = Heard(*(jnp.swapaxes(y, 2, 3) for y in (by_partner(tokens, senders), present)))
-    return net.unroll(params, hidden, x, first, entities, heard)[1][:-1]

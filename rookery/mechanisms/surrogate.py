@@ -49,11 +49,10 @@ def actor_loss(
     before, active = batch.extra["log_prob"], batch.active
     metrics, worst = surrogate(spec.action, now, step.legal, batch.action, before, batch.advantage, active, clip)
     policy = metrics["policy_loss"]
-    total = policy.total - entropy * metrics["entropy"].total
+    loss = Mean(policy.total - entropy * metrics["entropy"].total, policy.weight)
     for name, (weight, penalty) in actor.penalty(spec, now, aux, step, batch.extra, batch.active).items():
         metrics[name] = penalty
         if not isinstance(weight, float) or weight > 0:
-            # As many times as the policy loss counts: all are means over their own rows.
-            total = total + weight * penalty.value * policy.weight
+            loss = loss.plus(penalty, weight)
     metrics["ratio_error"] = worst
-    return Mean(total, policy.weight), metrics
+    return loss, metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -18,9 +18,10 @@ from rookery.memory import frames, replay
 from rookery.memory.frames import Frames
 from rookery.memory.replay import Draw, Replay
 from rookery.memory.sequences import Sequence, by_env, example, spans, time_major, transitions
+from rookery.ops.loops import when
 
-L = TypeVar("L", bound=Any)
-"""What a gradient step moves: a module with a field `priorities` (None under uniform replay)."""
+W = TypeVar("W")
+"""Weights, as an algorithm lays them out."""
 TRIES = 4
 """Draws of one transition: of these the first that is filled is taken."""
 
@@ -31,6 +32,36 @@ class Store(eqx.Module):
     items: Sequence  # [capacity, ...], without observations where there are frames
     frames: Frames | None
     """Of tasks whose observations are stacks of frames."""
+
+
+class Learner(eqx.Module, Generic[W]):
+    """What gradient steps move."""
+
+    online: W
+    target: W
+    """The slow copy of those weights that have one."""
+    opt: Any
+    updates: Int[Array, ""]
+    priorities: Float[Array, "item"] | None
+    """Of what is stored; None under uniform replay."""
+    recent: Any = None
+    """What a mechanism keeps from one gradient step to the next; None if unused."""
+
+
+class Minibatch(eqx.Module):
+    """What one gradient step sees."""
+
+    batch: Sequence  # [time, batch, ...]
+    draw: Draw
+    clock: Clock
+    root: Array
+    """The key of the iteration."""
+    step: Int[Array, ""]
+    """Which gradient step of the iteration it is."""
+
+    def key(self, purpose: str) -> Array:
+        """The gradient step's key for a purpose."""
+        return stream(self.root, purpose, self.step)
 
 
 @dataclass(frozen=True)
@@ -88,39 +119,35 @@ class Replayed:
 
     def update(
         self,
-        learner: L,
+        learner: Learner[W],
         store: Store,
         rollout: Rollout,
         clock: Clock,
         key: Array,
-        step: Callable[[L, Sequence, Draw, Int[Array, ""]], tuple[L, Metrics]],
-    ) -> tuple[L, Store, Metrics]:
-        """Learner and store after one iteration; `step` is one gradient step on a batch, the k-th of the iteration."""
+        step: Callable[[Learner[W], Minibatch], tuple[Learner[W], Metrics]],
+    ) -> tuple[Learner[W], Store, Metrics]:
+        """Learner and store after one iteration; `step` is one gradient step."""
         envs, capacity = self.collect.envs, self.replay.capacity
         position = replay.slot(clock.iteration, envs, capacity)
         store = self.add(store, rollout, clock.iteration, position)
         stored = replay.filled(clock.iteration, envs, capacity)
 
-        def learn(learner: L) -> tuple[L, Packed]:
-            def one(learner: L, k: Array) -> tuple[L, Packed]:
+        def learn(learner: Learner[W]) -> tuple[Learner[W], Packed]:
+            def one(learner: Learner[W], k: Array) -> tuple[Learner[W], Packed]:
                 draw = self._draw(store, learner.priorities, stored, clock, stream(key, "replay", k))
                 batch, about = self._batch(store, draw, stored, clock.iteration, stream(key, "time", k))
-                learner, metrics = step(learner, batch, draw, k)
+                learner, metrics = step(learner, Minibatch(batch, draw, clock, key, k))
                 return learner, Packed.of(metrics | about)
 
             learner, found = jax.lax.scan(one, learner, jnp.arange(self.steps))
             return learner, found.summed()
-
-        def wait(learner: L) -> tuple[L, Packed]:
-            shapes = jax.eval_shape(learn, learner)[1]
-            return learner, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
         # The condition is the same for all members, so it stays a branch under vmap; the store stays out of it,
         # because a branch copies what it returns.
         ready = stored >= self.replay.least
         each = self._length if self.replay.unit == "transition" else 1
         learner = replace(learner, priorities=self.replay.welcome(learner.priorities, position, envs, each))
-        learner, found = jax.lax.cond(ready, learn, wait, learner)
+        learner, found = when(ready, learn, learner)
         metrics = found.metrics()
         metrics["gradient_steps"] = Mean.of(jnp.where(ready, float(self.steps), 0.0))
         return learner, store, metrics

@@ -104,6 +104,14 @@ class Replay:
                 f"({envs}) must be a whole number of gradient steps, at least 1; it is {per_iteration:g}."
             )
 
+    def small(self) -> Replay:
+        """The same store with little of everything; every environment's sequence is followed by a gradient step."""
+        return replace(self, capacity=8, batch=4, start=4, steps_per_sequence=1.0)
+
+    def warmup(self, collect: Collect) -> int:
+        """Iterations until the first gradient step."""
+        return -(-self.least // collect.envs)
+
     @property
     def least(self) -> int:
         """Sequences that must be stored before the first gradient step."""

@@ -28,6 +28,11 @@ class Sequence(eqx.Module):
     filled: Bool[Array, "time *b"]
     memory: Memory  # no time axis
 
+    @property
+    def active(self) -> Bool[Array, "time *b agent"]:
+        """Real transitions of living agents."""
+        return self.filled[..., None] & self.step.alive[:-1]
+
 
 def example(spec: Spec, transitions: int, hidden: int, *, framed: bool = False) -> Sequence:
     """One stored sequence, all zeros: for its shapes and dtypes. One that is `framed` has no observations."""

@@ -22,16 +22,17 @@ def encode_action(spec: ActionSpec, action: Action) -> Float[Array, "*b width"]:
 def own_view(
     spec: Spec, step: Step, *, agent_id: bool, last_action: Action | None = None
 ) -> Float[Array, "*b agent n"]:
-    """Each agent's flat observation [, its last action, encoded] [, its index one-hot]."""
+    """Each agent's flat observation [, its last action, encoded] [, its index one-hot, if there are several]."""
     batch = step.first.shape
     columns = [as_float(step.obs.reshape(*batch, spec.n_agents, -1))]
     if last_action is not None:
         columns.append(encode_action(spec.action, last_action))
-    if agent_id:
+    if agent_id and spec.n_agents > 1:
         columns.append(jnp.broadcast_to(jnp.eye(spec.n_agents), (*batch, spec.n_agents, spec.n_agents)))
     return jnp.concatenate(columns, axis=-1)
 
 
 def view_size(spec: Spec, *, agent_id: bool, last_action: bool = False) -> int:
     """Length of `own_view`."""
-    return spec.obs_size + last_action * spec.action.width + agent_id * spec.n_agents
+    index = spec.n_agents if agent_id and spec.n_agents > 1 else 0
+    return spec.obs_size + last_action * spec.action.width + index

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rookery.core.errors import ConfigError
 from rookery.core.ranges import Count, NonNegative
+from rookery.core.types import Spec
 from rookery.nets.layers import Initializer, Linear, elu, linear
 
 
@@ -40,6 +42,15 @@ class Mixer:
     """Scale of the hypernetworks' initial weights (JaxMARL: 0.001); torch's defaults know none."""
     initializer: Initializer = "orthogonal"
     """How qmix's weights begin: orthogonal, or by torch's defaults (PyMARL)."""
+
+    def check(self, spec: Spec, instead: str) -> None:
+        """Refuse to mix values of agents that want different things; `instead` names presets without a mixer."""
+        if self.kind != "none" and not spec.cooperative:
+            teams = ", ".join(sorted(set(spec.teams))) or "none"
+            raise ConfigError(
+                f"mixer '{self.kind}' needs a cooperative task; {spec.name} rewards its teams differently. Try "
+                f"{instead}, or one team only: --task.team (teams: {teams})."
+            )
 
     def small(self) -> Mixer:
         """The same mixer, narrow."""

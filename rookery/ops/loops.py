@@ -7,8 +7,9 @@ from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -25,8 +26,22 @@ def once(f: Callable[[], T], count: Int[Array, ""]) -> T:
     does not know: this one has one round, if `count` (any count in a state) is not negative. No gradient passes.
     """
 
+    return repeat(jnp.where(count < 0, 0, 1), lambda _, __: f(), _nothing(f))
+
+
+def when(ready: Bool[Array, ""], f: Callable[[S], tuple[S, T]], state: S) -> tuple[S, T]:
+    """f(state) in a branch; where that is not taken, the same state, and zeros for what f finds."""
+
+    def wait(state: S) -> tuple[S, T]:
+        return state, _nothing(lambda: f(state)[1])
+
+    return cast("tuple[S, T]", jax.lax.cond(ready, f, wait, state))  # pyright: ignore[reportUnknownMemberType]  (untyped)
+
+
+def _nothing(f: Callable[[], T]) -> T:
+    """Zeros laid out as what f returns."""
+
     def empty(x: jax.ShapeDtypeStruct) -> Array:
         return jax.lax.full(x.shape, 0, x.dtype)
 
-    nothing = cast("T", jax.tree.map(empty, jax.eval_shape(f)))  # pyright: ignore[reportUnknownMemberType]  (untyped)
-    return repeat(jnp.where(count < 0, 0, 1), lambda _, __: f(), nothing)
+    return cast("T", jax.tree.map(empty, jax.eval_shape(f)))  # pyright: ignore[reportUnknownMemberType]  (untyped)

@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 from small import assert_close, assert_same, differs, hasty_jit, small_config
 
-from rookery.algorithms.ddpg import DDPG, Learner
+from rookery.algorithms.ddpg import DDPG
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.registry import PRESETS
 from rookery.core.types import ActionSpec, Clock, Collect, Rollout, Spec, Step
 from rookery.mechanisms.action_critic import ActionCritic
 from rookery.mechanisms.action_head import Entropy, real
-from rookery.memory.learning import draw_filled
+from rookery.memory.learning import Learner, Minibatch, draw_filled
 from rookery.memory.replay import Draw, Replay
 from rookery.memory.sequences import Memory, Sequence, transitions
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
+from rookery.nets.optimiser import Groups
 from rookery.nets.target import Target
 from rookery.ops.gumbel import Gumbel, Kind
 from rookery.ops.noise import Noise
@@ -98,33 +99,34 @@ def at(tree: Any, where: Any, value: Any) -> Any:
     return eqx.tree_at(where, tree, value)
 
 
-def learner_of(algo: DDPG, spec: Spec) -> Learner:
+def learner_of(algo: DDPG, spec: Spec) -> Learner[Groups]:
     """Fresh, with target networks that differ from the online ones."""
     now = algo.init(spec, KEY).learner
     return replace(now, target=jax.tree.map(lambda x: 0.7 * x + 0.01, now.target))
 
 
-NO_DRAW = Draw(jnp.arange(BATCH), None)
+def sees(batch: Sequence, clock: Clock = CLOCK, step: Any = 0) -> Minibatch:
+    return Minibatch(batch, Draw(jnp.arange(BATCH), None), clock, KEY, jnp.int32(step))
 
 
 @partial(hasty_jit, static_argnums=(0, 1))
-def critic_loss(algo: DDPG, spec: Spec, now: Learner, batch: Sequence) -> tuple[Any, Any]:
+def critic_loss(algo: DDPG, spec: Spec, now: Learner[Groups], batch: Sequence) -> tuple[Any, Any]:
     """The loss as a mean, and its metrics."""
-    loss, (_, metrics) = algo._critic_loss(spec, now.online["critic"], now, batch, NO_DRAW, KEY)
-    return loss, metrics
+    losses, (_, metrics) = algo._critic_loss(spec, now, sees(batch), now.online)
+    return losses["critic"], metrics
 
 
 @partial(hasty_jit, static_argnums=(0, 1))
-def targets(algo: DDPG, spec: Spec, now: Learner, batch: Sequence) -> jax.Array:
+def targets(algo: DDPG, spec: Spec, now: Learner[Groups], batch: Sequence) -> jax.Array:
     taken = algo._head.encode(spec, batch.action)[:, :, None]
     state = batch.step.obs.reshape(TIME + 1, BATCH, -1)
-    return algo._targets(spec, now, batch, taken, state, KEY)
+    return algo._targets(spec, now, sees(batch), taken, state)
 
 
 @partial(hasty_jit, static_argnums=(0, 1))
-def actor_gradient(algo: DDPG, spec: Spec, now: Learner, batch: Sequence, clock: Clock = CLOCK) -> Any:
+def actor_gradient(algo: DDPG, spec: Spec, now: Learner[Groups], batch: Sequence, clock: Clock = CLOCK) -> Any:
     def loss(actor: Any) -> jax.Array:
-        return algo._actor_loss(spec, {**now.online, "actor": actor}, now, batch, clock, KEY)[0]["actor"].value
+        return algo._actor_loss(spec, now, sees(batch, clock), {**now.online, "actor": actor})[0]["actor"].value
 
     return jax.grad(loss)(now.online["actor"])
 
@@ -462,7 +464,7 @@ def test_delayed_actors_move_every_second_step_under_vmap_too() -> None:
     spec = spec_of(DISCRETE)
     algo = replace(ALGO, delay=2, target=Target(every=2, tau=0.5))
     now, batch = algo.init(spec, KEY).learner, batch_of(spec)
-    step = hasty_jit(lambda now, n: algo._gradient_step(spec, now, batch, NO_DRAW, CLOCK, partial(stream, KEY, t=0), n))
+    step = hasty_jit(lambda now, n: algo._gradient_step(spec, now, sees(batch, step=n)))
     one, metrics = step(now, jnp.int32(1))
     assert_same(one.online["actor"], now.online["actor"])
     assert differs(one.online["critic"], now.online["critic"]) and float(metrics["actor_value"].weight) == 0
@@ -483,7 +485,7 @@ def test_an_automatic_alpha_rises_where_entropy_is_short() -> None:
 
         def loss(alpha: jax.Array) -> jax.Array:
             groups = {**now.online, "actor": sharp, "alpha": alpha}
-            return algo._actor_loss(spec, groups, now, batch, CLOCK, KEY)[0]["alpha"].value
+            return algo._actor_loss(spec, now, sees(batch), groups)[0]["alpha"].value
 
         return np.asarray(jax.grad(loss)(now.online["alpha"]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import jax
@@ -15,12 +15,12 @@ from small import assert_close, differs, hasty_jit
 
 from rookery.algorithms.q import Q, QState, Replay
 from rookery.core.errors import ConfigError
-from rookery.core.keys import stream
 from rookery.core.types import Clock, Collect, Rollout
 from rookery.mechanisms.credit import Credit
 from rookery.mechanisms.remember import Remember
 from rookery.mechanisms.share import Share
 from rookery.mechanisms.values import Values
+from rookery.memory.learning import Minibatch
 from rookery.memory.replay import Draw
 from rookery.memory.sequences import by_env, time_major
 from rookery.nets.agent import Net
@@ -266,13 +266,12 @@ def test_a_transition_is_learned_from_as_a_sequence_of_one_is(double: bool) -> N
     single = replace(SINGLE, mixer=ALONE.mixer, double=double)
     both = experience("mlp")
     cut = replace(both, step=jax.tree.map(lambda x: x[:2], both.step), action=both.action[:1], filled=both.filled[:1])
-    batch, key = time_major(by_env(cut)), partial(stream, jax.random.PRNGKey(0))
+    sees = Minibatch(time_major(by_env(cut)), Draw(jnp.arange(4), None), CLOCK, jax.random.PRNGKey(0), jnp.int32(0))
     one, two = (hasty_jit(lambda k=k: sequence.init(SPEC, jax.random.PRNGKey(k)))().learner for k in (1, 2))
     now = replace(one, target=two.online)
 
     def gradient(algo: Q) -> Any:
-        loss = lambda online: algo._loss(SPEC, online, now, batch, Draw(jnp.arange(4), None), CLOCK, key)  # noqa: E731
-        return hasty_jit(jax.grad(lambda online: loss(online)[0].value))(now.online)
+        return hasty_jit(jax.grad(lambda online: algo._loss(SPEC, online, now, sees)[0].value))(now.online)
 
     assert differs(gradient(single), jax.tree.map(jnp.zeros_like, now.online))
     assert_close(gradient(single), gradient(sequence), 1e-5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from small import assert_close, hasty_jit
 
-from rookery.algorithms.q import Learner, Q, Weights
+from rookery.algorithms.q import Q
 from rookery.core import shards
 from rookery.core.errors import ConfigError
-from rookery.core.keys import stream
 from rookery.core.types import ActionSpec, Clock, Spec, Step
+from rookery.mechanisms.agent_values import Weights
 from rookery.mechanisms.credit import Credit
+from rookery.memory.learning import Learner, Minibatch
 from rookery.memory.replay import Draw
 from rookery.memory.sequences import Memory, Sequence
 from rookery.nets.agent import Net
@@ -27,7 +28,7 @@ from rookery.nets.optimiser import Optimiser, Schedule
 TIME, BATCH, AGENTS, ACTIONS, GAMMA = 3, 2, 2, 2, 0.9
 SPEC = Spec("hand", ("a", "b"), obs_shape=(2,), action=ActionSpec("discrete", (ACTIONS,)), limit=TIME)
 CLOCK = Clock(jnp.int32(0), jnp.uint32(30), jnp.float32(100))
-KEYS = partial(stream, jax.random.PRNGKey(3), t=0)
+KEY = jax.random.PRNGKey(3)
 OPT = Optimiser("adam", lr=0.1, clip=0.5, eps=0.1)
 OPT_MIXER = Optimiser("adam", lr=0.02, clip=0.2, eps=0.2)
 LINEAR = Q(
@@ -70,22 +71,25 @@ def batch() -> Sequence:
     return Sequence(step, action, ~step.last[:-1], memory)
 
 
-def learner(algo: Q) -> Learner:
+def learner(algo: Q) -> Learner[Weights]:
     """Different weights online and in the target; no bias is 0, where |w| would have no slope."""
     first, second = (algo.init(SPEC, jax.random.PRNGKey(seed)).learner for seed in (0, 1))
     online = jax.tree.map(lambda x: x + 0.1, first.online)
     return replace(first, online=online, target=second.online)
 
 
-def stepped(algo: Q, now: Learner) -> tuple[Learner, Any]:
-    draw = Draw(jnp.arange(BATCH), None)
-    return hasty_jit(lambda now: algo._gradient_step(SPEC, now, batch(), draw, CLOCK, KEYS))(now)
+def sees(data: Sequence) -> Minibatch:
+    return Minibatch(data, Draw(jnp.arange(BATCH), None), CLOCK, KEY, jnp.int32(0))
+
+
+def stepped(algo: Q, now: Learner[Weights]) -> tuple[Learner[Weights], Any]:
+    return hasty_jit(lambda now: algo._gradient_step(SPEC, now, sees(batch())))(now)
 
 
 class Dense:
     """The same learner in plain numpy, in double precision."""
 
-    def __init__(self, now: Learner) -> None:
+    def __init__(self, now: Learner[Weights]) -> None:
         self.b = jax.tree.map(np.asarray, batch())
         self.on, self.to = (jax.tree.map(lambda x: np.asarray(x, np.float64), w) for w in (now.online, now.target))
         self.x = self.b.step.obs.astype(np.float64)
@@ -187,10 +191,10 @@ def test_all_without_clipping_is_the_mixers_gradient(mixer: str, lam: float) -> 
     data = replace(batch(), step=living)
     differ = replace(LINEAR, mixer=replace(LINEAR.mixer, kind=mixer), td_lambda=lam)
     through = replace(differ, credit=Credit())
-    now, draw = learner(differ), Draw(jnp.arange(BATCH), None)
+    now = learner(differ)
 
     def grads(algo: Q) -> Weights:
-        return shards.mean_gradient(lambda w: algo._loss(SPEC, w, now, data, draw, CLOCK, KEYS), now.online)[0]
+        return shards.mean_gradient(lambda w: algo._loss(SPEC, w, now, sees(data)), now.online)[0]
 
     own, team = grads(differ), grads(through)
     assert_close(jax.tree.map(lambda g: AGENTS * g, own.agent), team.agent, 1e-5)
@@ -224,7 +228,7 @@ def test_greedy_takes_the_largest() -> None:
 def test_greedy_weights_are_what_exceeds_the_pivot() -> None:
     expected = [[0, 0.5, 0, 0], [0, 0, 1, 0]]
     np.testing.assert_allclose(weights(Credit("differ", "greedy_weight", fixed(0.5))), expected)
-    same = Credit("differ", "greedy_weight", fixed(0.5)).weights(KEYS("x"), jnp.ones(4), jnp.ones(4, bool), CLOCK)[0]
+    same = Credit("differ", "greedy_weight", fixed(0.5)).weights(KEY, jnp.ones(4), jnp.ones(4, bool), CLOCK)[0]
     assert sorted(np.asarray(same)) == [0, 0, 1, 1]
 
 
@@ -270,7 +274,7 @@ def test_the_fraction_warms_up() -> None:
     used = []
     for steps in (0, 30, 60, 100):
         _, metrics = credit.weights(
-            KEYS("x"), jnp.arange(100.0), jnp.ones(100, bool), replace(CLOCK, steps=jnp.uint32(steps))
+            KEY, jnp.arange(100.0), jnp.ones(100, bool), replace(CLOCK, steps=jnp.uint32(steps))
         )
         used.append(float(metrics["credit_used"].value))
     assert used == pytest.approx([0.8, 0.9, 1.0, 1.0])
@@ -278,7 +282,7 @@ def test_the_fraction_warms_up() -> None:
 
 def test_nothing_valid_is_no_error() -> None:
     for select in ("all", "greedy", "greedy_weight", "per", "per_weight"):
-        weight, metrics = Credit("differ", select).weights(KEYS("x"), jnp.ones(4), jnp.zeros(4, bool), CLOCK)
+        weight, metrics = Credit("differ", select).weights(KEY, jnp.ones(4), jnp.zeros(4, bool), CLOCK)
         assert not np.asarray(weight).any()
         assert all(np.isfinite(m.total) for m in metrics.values())
 

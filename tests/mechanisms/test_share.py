@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,19 +13,19 @@ from small import differs, hasty_jit
 
 from rookery.algorithms.q import Q
 from rookery.core.errors import ConfigError
-from rookery.core.keys import stream
 from rookery.core.types import ActionSpec, Clock, Spec, Step
 from rookery.mechanisms import measures
+from rookery.mechanisms.agent_values import Nets
 from rookery.mechanisms.credit import Credit, Experience
 from rookery.mechanisms.judge import FEATURES, Clues, Judge
 from rookery.mechanisms.share import Recent, Share
+from rookery.memory.learning import Minibatch
 from rookery.memory.replay import Draw
 from rookery.memory.sequences import Memory, Sequence, borrow
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
 
 KEY = jax.random.PRNGKey(0)
-KEYS = partial(stream, KEY, t=0)
 CLOCK = Clock(jnp.int32(0), jnp.uint32(0), jnp.float32(100))
 ACTIONS = 3
 
@@ -317,6 +316,11 @@ def test_mutual_information_of_gaussians() -> None:
 
 # --- receivers
 
+
+def sees(batch: Sequence) -> Minibatch:
+    return Minibatch(batch, Draw(jnp.arange(batch.filled.shape[1]), None), CLOCK, KEY, jnp.int32(0))
+
+
 SUPER = Q(
     mixer=Mixer("none"),
     net=Net("gru", width=4, layers=1, weights="per_agent"),
@@ -334,7 +338,8 @@ def test_receivers_read_with_their_own_weights_and_id() -> None:
         batch = batch_of(SPEC, hidden=4)
         learner = algo.init(SPEC, KEY).learner
         senders = jnp.array([[[1, 2, 0]], [[2, 0, 1]]])
-        q, v = algo._read(SPEC, learner.online, learner.target, borrow(batch, senders, fresh=fresh))
+        nets = algo._values.nets(learner.online, learner.target, None)
+        q, v = algo._values.read(SPEC, nets, borrow(batch, senders, fresh=fresh))
         for b, j in np.ndindex(2, 3):
             i = int(senders[b, 0, j])
             # The same observations, actions and memory in agent j's place.
@@ -343,7 +348,7 @@ def test_receivers_read_with_their_own_weights_and_id() -> None:
             hidden = batch.memory.hidden[None]
             memory = Memory(jnp.zeros_like(hidden[0]) if fresh else swap(hidden)[0], swap(batch.memory.action[None])[0])
             placed = Sequence(step, swap(batch.action), batch.filled, memory)
-            q_j, v_j = algo._read(SPEC, learner.online, learner.target, placed)
+            q_j, v_j = algo._values.read(SPEC, nets, placed)
             np.testing.assert_allclose(q[:, b, j], q_j[:, b, j], atol=1e-5)
             np.testing.assert_allclose(v[:, b, j], v_j[:, b, j], atol=1e-5)
 
@@ -356,10 +361,7 @@ def test_the_loss_of_independent_learners_by_hand(lam: float) -> None:
     batch = batch_of(spec)
     now = algo.init(spec, KEY).learner
     now = replace(now, target=jax.tree.map(lambda x: x + 0.1, now.online))
-    draw = Draw(jnp.arange(2), None)
-    loss, (found, metrics) = hasty_jit(
-        lambda now: algo._loss(spec, now.online, now, batch, draw, CLOCK, KEYS)
-    )(now)  # fmt: skip
+    loss, (found, metrics) = hasty_jit(lambda now: algo._loss(spec, now.online, now, sees(batch)))(now)
 
     total, count = 0.0, 0
     x, r, action = (np.asarray(v, np.float64) for v in (batch.step.obs, batch.step.reward, batch.action))
@@ -376,7 +378,7 @@ def test_the_loss_of_independent_learners_by_hand(lam: float) -> None:
     assert count == 2 * 2 * 9
     assert float(loss.value) == pytest.approx(total / count, rel=1e-4)
     assert float(metrics["share_accepted"].value) == 18 and float(metrics["share_offered"].value) == 18
-    assert found.borrowed is not None and found.borrowed.target.shape == (5, 1, 2)
+    assert found.shared.borrowed is not None and found.shared.borrowed.target.shape == (5, 1, 2)
 
 
 def test_individual_rewards_reproduce_the_senders_error() -> None:
@@ -386,14 +388,14 @@ def test_individual_rewards_reproduce_the_senders_error() -> None:
     )
     batch = batch_of(SPEC)
     now = algo.init(SPEC, KEY).learner
-    q, v = algo._read(SPEC, now.online, now.target, batch)
+    nets = algo._values.nets(now.online, now.target, None)
+    q, v = algo._values.read(SPEC, nets, batch)
     delta = jax.random.normal(KEY, (5, 2, 1))
     state = batch.step.obs.reshape(6, 2, -1)[:-1]
-    mine, _, _, _ = algo.credit.learn(
-        lambda x: algo.mixer(now.online.mixer, x, state), q, v, delta, batch, algo.gamma, CLOCK, KEYS
-    )
+    mix = lambda x: algo.mixer(now.online.mixer, x, state)  # noqa: E731
+    mine, _, _ = algo.credit.learn(mix, q, v, delta, algo.gamma, sees(batch))
     itself = borrow(batch, jnp.broadcast_to(jnp.arange(3), (2, 1, 3)), fresh=False)
-    q_j, v_j = algo._read(SPEC, now.online, now.target, itself)
+    q_j, v_j = algo._values.read(SPEC, nets, itself)
     np.testing.assert_allclose(q_j - (mine.reward + mine.discount * v_j), mine.error, atol=1e-5)
 
 
@@ -403,12 +405,9 @@ def test_a_shared_transition_counts_as_much_as_its_senders(select: Any) -> None:
     credit = Credit("differ", select)
     net, share = Net("mlp", layers=0), Share("all", max_partners=0)
     algo = Q(mixer=Mixer("vdn"), net=net, credit=credit, share=share, agent_id=False, last_action=False)
-    batch, draw = batch_of(SPEC, 8, 6), Draw(jnp.arange(6), None)
-    now = algo.init(SPEC, KEY).learner
-    loss, (found, metrics) = hasty_jit(
-        lambda now: algo._loss(SPEC, now.online, now, batch, draw, CLOCK, KEYS)
-    )(now)  # fmt: skip
-    assert found.recent is not None
+    batch, now = batch_of(SPEC, 8, 6), algo.init(SPEC, KEY).learner
+    loss, (found, metrics) = hasty_jit(lambda now: algo._loss(SPEC, now.online, now, sees(batch)))(now)
+    assert found.shared is not None
     # Without an id, receivers find exactly the senders' errors: of the loss, two thirds are the receivers'.
     assert float(metrics["share_loss"].value) == pytest.approx(2 / 3, rel=1e-4)
     assert float(loss.value) == pytest.approx(float(metrics["own_loss"].value + metrics["loss"].value), rel=1e-4)
@@ -418,14 +417,14 @@ def test_own_values_of_dead_rows_are_trained_but_not_offered() -> None:
     """With the team's discount they are bootstrapped from, sharing or not."""
     alive = np.ones((6, 2, 3), bool)
     alive[2:, :, 1] = False
-    batch, draw = batch_of(SPEC, alive=alive), Draw(jnp.arange(2), None)
+    batch = batch_of(SPEC, alive=alive)
     dead = batch.filled[..., None] & ~batch.step.alive[:-1]
     paid = replace(batch, step=replace(batch.step, reward=batch.step.reward.at[1:].add(jnp.where(dead, 50.0, 0.0))))
     algo = replace(SUPER, net=Net("mlp", width=4, weights="per_agent"), share=replace(SUPER.share, max_partners=0))
     now = algo.init(SPEC, KEY).learner
 
     def read(data: Sequence) -> Any:
-        return algo._loss(SPEC, now.online, now, data, draw, CLOCK, KEYS)[1][1]
+        return algo._loss(SPEC, now.online, now, sees(data))[1][1]
 
     (plain, richer) = (hasty_jit(read)(data) for data in (batch, paid))
     assert float(richer["own_loss"].value) > float(plain["own_loss"].value) + 100
@@ -436,14 +435,11 @@ def test_own_values_of_dead_rows_are_trained_but_not_offered() -> None:
 
 def test_what_is_learnt_from_others_helps_with_it() -> None:
     algo = replace(SUPER, net=Net("mlp", width=8, weights="per_agent"), optimiser=replace(SUPER.optimiser, lr=1e-2))
-    now, draw = algo.init(SPEC, KEY).learner, Draw(jnp.arange(2), None)
-    step = hasty_jit(lambda now: algo._gradient_step(SPEC, now, batch_of(SPEC), draw, CLOCK, KEYS))
-    after, metrics = step(now)
+    now, data = algo.init(SPEC, KEY).learner, sees(batch_of(SPEC))
+    after, metrics = hasty_jit(lambda now: algo._gradient_step(SPEC, now, data))(now)
     assert float(metrics["share_error_after"].value) < float(metrics["share_error_before"].value)
     alone = replace(algo, share=Share())
-    plain, _ = hasty_jit(
-        lambda now: alone._gradient_step(SPEC, now, batch_of(SPEC), draw, CLOCK, KEYS)
-    )(replace(now, recent=None))  # fmt: skip
+    plain, _ = hasty_jit(lambda now: alone._gradient_step(SPEC, now, data))(replace(now, recent=None))
     assert differs(after.online, plain.online)
 
 
@@ -451,11 +447,13 @@ def test_tokens_of_senders_are_heard_where_they_are_present() -> None:
     algo = Q(mixer=Mixer("none"), net=Net("transformer", width=8, layers=2, heads=2), last_action=False)
     batch, senders = batch_of(SPEC, hidden=8), jnp.array([[[1, 2, 0]], [[2, 0, 1]]])
     online = algo.init(SPEC, KEY).learner.online
-    params, (alone, _) = online.agent, algo._read(SPEC, online, online, batch)
+    values = algo._values
+    nets = values.nets(online, online, None)
+    alone, _ = values.read(SPEC, nets, batch)
     nobody = jnp.zeros((5, 2, 1, 3), bool)
-    np.testing.assert_allclose(algo._hear(SPEC, params, batch, senders, nobody), alone, atol=1e-5)
+    np.testing.assert_allclose(values.hear(SPEC, nets, batch, senders, nobody), alone, atol=1e-5)
     # One token, to agent 1 of the first sequence in its third row: it is remembered from then on, by nobody else.
-    heard = algo._hear(SPEC, params, batch, senders, nobody.at[2, 0, 0, 1].set(True))
+    heard = values.hear(SPEC, nets, batch, senders, nobody.at[2, 0, 0, 1].set(True))
     moved = np.abs(np.asarray(heard - alone)) > 1e-5
     assert moved[2, 0, 1] and not moved[:2].any() and not moved[:, 1].any() and not moved[:, 0, [0, 2]].any()
 
@@ -466,7 +464,8 @@ def test_a_token_is_the_senders_and_takes_no_gradient_back() -> None:
     params, present = algo.init(SPEC, KEY).learner.online.agent, jnp.ones((5, 2, 1, 3), bool)
 
     def receiver(params: Any) -> jax.Array:
-        return jnp.sum(algo._hear(SPEC, params, batch, senders, present)[..., 0] ** 2)
+        heard = algo._values.hear(SPEC, Nets(params, params), batch, senders, present)
+        return jnp.sum(heard[..., 0] ** 2)
 
     def other_sender(params: Any) -> jax.Array:
         return receiver(jax.tree.map(lambda w: w.at[1].multiply(1.5), params))

@@ -24,8 +24,8 @@ from rookery.algorithms.q import Q
 from rookery.core import shards
 from rookery.core.config import to_json
 from rookery.core.errors import ConfigError
-from rookery.core.keys import stream
 from rookery.core.types import Clock, Mean
+from rookery.memory.learning import Minibatch
 from rookery.memory.replay import Draw
 from rookery.memory.sequences import by_env, time_major
 from rookery.training.check import check
@@ -84,7 +84,7 @@ def test_two_halves_of_a_batch_teach_what_the_whole_does(preset: str) -> None:
     batch = time_major(by_env(rollout))
 
     def step(batch: Any, index: Any) -> Any:
-        return algo._gradient_step(spec, learner, batch, Draw(index, None), CLOCK, lambda name: stream(KEY, name))
+        return algo._gradient_step(spec, learner, Minibatch(batch, Draw(index, None), CLOCK, KEY, jnp.int32(0)))
 
     expected, metrics = jax.jit(step)(batch, jnp.arange(envs))
     learn = jax.jit(jax.vmap(step, axis_name=shards.AXIS))
