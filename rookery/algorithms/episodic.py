@@ -28,9 +28,10 @@ from rookery.mechanisms.choose import Act
 from rookery.mechanisms.encode import Encoder
 from rookery.mechanisms.refine import Learn, Refiner
 from rookery.mechanisms.reflect import Abstract, Reconstruct, Reflection
-from rookery.mechanisms.writer import Stream, Table, Transition, Values, View, Write, Writer
+from rookery.mechanisms.writer import Stream, Table, Values, View, Write, Writer
 from rookery.memory.dictionary import Dictionary
 from rookery.memory.graph import Graph, GraphState
+from rookery.memory.transition import Transition
 
 __all__ = ["Act", "Episodic", "EpisodicState", "Learn", "Write"]
 
@@ -208,7 +209,8 @@ class Episodic:
             memory, written, read, found = writer.row(*now, row)
             return (memory, written), (read, found)
 
-        (memory, written), (read, found) = jax.lax.scan(row, (memory, written), Transition.of(rollout, keys, clock))
+        rows = writer.transitions(rollout, keys, clock)
+        (memory, written), (read, found) = jax.lax.scan(row, (memory, written), rows)
         # What the actor would have seen at the end: the writer has read it, and another read would copy the memory.
         end = seen(keys[-1], jax.tree.map(lambda x: x[-1], read))
         actor, metrics = self._train_actor(spec, state.actor, rollout, end, clock, key)

@@ -22,13 +22,12 @@ from rookery.core.registry import ALGORITHMS, family
 from rookery.core.types import Action, Arrays, Carry, Clock, Collect, Extra, Mean, Metrics, Packed, Rollout, Spec, Step
 from rookery.mechanisms import explore, normalise, probe, sequential
 from rookery.mechanisms.actor import UNTRAINED, Actor, PlainActor, Weights
-from rookery.mechanisms.batch import Batch, Carries, pick, sequences_of
+from rookery.mechanisms.batch import Batch, Carries, Passes, pick, sequences_of
 from rookery.mechanisms.critic import Critic, Value
 from rookery.mechanisms.explore import Explore
 from rookery.mechanisms.hyper import Hyper
 from rookery.mechanisms.probe import Probe
 from rookery.mechanisms.surrogate import actor_loss
-from rookery.memory.sequences import example
 from rookery.nets.agent import Net
 from rookery.nets.optimiser import Optimiser, gradient_norms, step_groups
 from rookery.ops import batches, distributions
@@ -93,24 +92,15 @@ class PPO:
         self.actor.check()
         self.critic.check()
         self.actor.encoder.check(spec.obs_shape)
-        self.critic.encoder.check(self._critic(spec).image(spec))
+        self.critic.encoder.check(self._critic.image(spec))
         self.hyper.check(self.actor, spec)
         self.explore.check(spec)
         length, rows = self.collect.transitions(spec), self.carry_interval(spec)
         sequences = sequences_of(self.collect, length, rows, self.minibatches)
-        if not spec.cooperative and self.value.sees == "state":
-            raise ConfigError(
-                f"algo.value.sees 'state' gives one value for the whole team, but {spec.name} rewards its agents "
-                "differently. Use --algo.value.sees both (or obs)."
-            )
+        self.value.check(spec)
         self.probe.check(sequences, self.collect.shards)
-        if self.order == "sequential" and (self.actor.weights == "shared" or self.hyper.generate != "none"):
-            raise ConfigError(
-                "algo.order sequential needs agents with weights of their own: set --algo.actor.weights per_agent and "
-                "--algo.hyper.generate none."
-            )
-        if self.order == "sequential" and self.explore.parameter_noise > 0:
-            raise ConfigError("algo.explore.parameter_noise works with --algo.order simultaneous only.")
+        if self.order == "sequential":
+            sequential.check(self.actor, self.hyper, self.explore)
         if self.collect.restart:
             raise ConfigError("algo.collect.restart is for replayed episodes; PPO continues where its rollout ended.")
         if self.collect.learners:
@@ -135,8 +125,7 @@ class PPO:
 
     def shard(self) -> PPO:
         """The algorithm of one of `collect.shards` shards."""
-        share = -(-self.probe.states // self.collect.shards)
-        return replace(self, collect=self.collect.shard(), probe=Probe(share))
+        return replace(self, collect=self.collect.shard(), probe=self.probe.shard(self.collect.shards))
 
     def warmup(self) -> int:
         """Every iteration learns."""
@@ -153,20 +142,26 @@ class PPO:
             epochs=min(self.epochs, 2),
             minibatches=min(self.minibatches, 2),
             hyper=self.hyper.small(),
-            probe=Probe(min(self.probe.states, 2)),
+            probe=self.probe.small(),
         )
 
     def carry_interval(self, spec: Spec) -> int:
         """Rows of one training sequence: 1 for feed-forward nets, several if consecutive increments are compared."""
-        if self._actor(spec).hidden or self.critic.hidden:
+        if self._actor.hidden or self.critic.hidden:
             return self.bptt_length or self.collect.transitions(spec)
         return (self.bptt_length or self.hyper.rows(self.collect.transitions(spec))) if self.hyper.changes else 1
 
-    def _actor(self, spec: Spec) -> Actor:
-        return self.hyper.actor(self.actor, agent_id=self.agent_id and spec.n_agents > 1)
+    @property
+    def _actor(self) -> Actor:
+        return self.hyper.actor(self.actor, agent_id=self.agent_id)
 
-    def _critic(self, spec: Spec) -> Critic:
-        return Critic(self.hyper.critic_net(self.critic), self.value, self.agent_id and spec.n_agents > 1)
+    @property
+    def _critic(self) -> Critic:
+        return Critic(self.hyper.critic_net(self.critic), self.value, self.agent_id)
+
+    @property
+    def _passes(self) -> Passes:
+        return Passes(self.epochs, self.minibatches, self.advantages)
 
     def _optimiser(self, group: str) -> Optimiser:
         return replace(self.optimiser, lr=self.hyper.lr) if group == "hyper" else self.optimiser
@@ -174,22 +169,17 @@ class PPO:
     # -- state --------------------------------------------------------------------------------------------------
     def init(self, spec: Spec, key: Array) -> PPOState:
         """Fresh weights."""
-        critic = self._critic(spec)
-        nets = {**self._actor(spec).init(spec, key), "critic": critic.init(spec, key)}
-        if self.explore.parameter_noise > 0:
-            nets["noise"] = explore.draw(nets["actor"].net, jnp.float32(explore.START), stream(key, "noise"))
+        actor, critic = self._actor, self._critic
+        nets = self.explore.init({**actor.init(spec, key), "critic": critic.init(spec, key)}, key)
         opt = {name: self._optimiser(name).init(weights) for name, weights in nets.items() if name not in UNTRAINED}
         if self.order == "sequential":
             opt["actor"] = jax.vmap(self.optimiser.init)(nets["actor"])
-        seen = None
-        if self.probe.states:
-            rows, count = example(spec, self.probe.states - 1, 0).step, self.probe.states
-            seen = probe.ProbeSet(rows, self._actor(spec).carry(spec, count))
+        seen = self.probe.init(spec, actor)
         return PPOState(nets, opt, normalise.fresh(), critic.carry(spec, self.collect.envs), seen)
 
     def carry(self, spec: Spec, envs: int) -> Carry:
         """The actors' hidden states."""
-        return self._actor(spec).carry(spec, envs)
+        return self._actor.carry(spec, envs)
 
     def policy(self, state: PPOState) -> Weights:
         """The actors; the critic and targets are for training only."""
@@ -208,7 +198,7 @@ class PPO:
         self, spec: Spec, policy: Weights, carry: Carry, step: Step, clock: Clock, key: Array, *, greedy: bool
     ) -> tuple[Carry, Action, Extra]:
         """Sampled (or most likely) actions, and their log-probabilities."""
-        actor, rows = self._actor(spec), jax.tree.map(lambda x: x[None], step)
+        actor, rows = self._actor, jax.tree.map(lambda x: x[None], step)
         carry, now, aux = actor.read(spec, policy if greedy else explore.noisy(policy), carry, rows)
         args = (spec.action, now.params[0], now.log_std, step.legal)
         action = distributions.sample(*args, key, greedy=greedy)
@@ -222,17 +212,17 @@ class PPO:
         self, spec: Spec, state: PPOState, rollout: Rollout, clock: Clock, key: Array
     ) -> tuple[PPOState, Metrics]:
         """Advantages of the rollout, then `epochs` passes over it in `minibatches` gradient steps each."""
-        rows = self.carry_interval(spec)
+        rows, actor = self.carry_interval(spec), self._actor
         batch, carries, state, spread = self._prepare(spec, state, rollout, rows)
         about = {"advantage_std": spread}
-        if self.probe.states:
-            seen = probe.keep_first(state.probe, probe.gather(rollout, rows, self.probe.states), clock.iteration)
-            state, groups = replace(state, probe=seen), tuple(name for name in state.opt if name != "critic")
+        state = replace(state, probe=self.probe.keep_first(state.probe, rollout, rows, clock.iteration))
+        old = state.nets
+        if state.probe is not None:
+            groups = tuple(name for name in state.opt if name != "critic")
             about |= probe.gradient_variance(
-                lambda chosen: self._gradients(spec, state.nets, *pick(batch, carries, chosen), groups)[0],
+                lambda chosen: self._gradients(spec, old, *pick(batch, carries, chosen), groups)[0],
                 probe.minibatches(stream(key, "probe"), batch.filled.shape[1], self.minibatches),
             )
-        old, actor = state.nets, self._actor(spec)
         learn = self._in_turn if self.order == "sequential" else self._learn
         state, steps, more = learn(spec, state, batch, carries, clock, key)
         metrics = steps.summed().metrics()
@@ -243,10 +233,9 @@ class PPO:
         weights, of_actor = actor.updated(weights, clock)
         if state.probe is not None:
             about |= probe.policy_change(spec, actor, old, weights, state.probe)
-        if self.explore.parameter_noise > 0:
-            target = self.explore.parameter_noise
-            weights["noise"], more = explore.renew(spec, actor, weights, batch, carries[0], target, key)
-        return replace(state, nets={**state.nets, **weights}), {**metrics, **about, **of_actor, **more}
+        weights, noise = self.explore.renew(spec, actor, weights, batch, carries[0], key)
+        state = replace(state, nets={**state.nets, **weights})
+        return state, {**metrics, **about, **of_actor, **more, **noise}
 
     def _learn(
         self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, key: Array
@@ -254,37 +243,25 @@ class PPO:
         """The state after `epochs` passes over a batch, and the metrics of all gradient steps."""
         trained = tuple(state.opt) if self.order == "simultaneous" else ("critic",)
 
-        def whole(state: PPOState, _: None) -> tuple[PPOState, Packed]:
-            return self._gradient_step(spec, state, batch, carries, clock, trained)
+        def step(state: PPOState, batch: Batch, carries: Carries) -> tuple[PPOState, Packed]:
+            grads, metrics = self._gradients(spec, state.nets, batch, carries, trained)
+            nets, opt, norms = step_groups(self._optimiser, state.nets, state.opt, grads, clock.progress)
+            return replace(state, nets=nets, opt=opt), Packed.of({**metrics, **norms})
 
-        def minibatch(state: PPOState, now: tuple[Array, Array]) -> tuple[PPOState, Packed]:
-            chosen, advantage = now
-            picked, starts = pick(batch, carries, chosen)
-            picked = eqx.tree_at(lambda b: b.advantage, picked, advantage)
-            return self._gradient_step(spec, state, picked, starts, clock, trained)
-
-        if self.minibatches == 1:
-            return *jax.lax.scan(whole, state, None, length=self.epochs), {}
-        return *jax.lax.scan(minibatch, state, self._minibatches(batch, key)), {}
-
-    def _minibatches(self, batch: Batch, key: Array) -> tuple[Array, Array]:
-        """Sequences and advantages of every gradient step."""
-        order = batches.epochs(key, self.epochs, self.minibatches, batch.filled.shape[1])
-        normalized = self.advantages == "minibatch" and self.minibatches > 1
-        return order, batches.minibatch_advantages(batch.advantage, batch.active, order, normalized=normalized)
+        return *self._passes.take(step, state, batch, carries, key), {}
 
     def _in_turn(
         self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, key: Array
     ) -> tuple[PPOState, Packed, Metrics]:
         """The same for agents that learn one after the other; the critic learns as ever."""
-        actor = self._actor(spec)
+        actor = self._actor
         assert isinstance(actor, PlainActor)
         start = (state.nets["actor"], state.opt["actor"])
         state, critic, _ = self._learn(spec, state, batch, carries, clock, key)
         learner = sequential.Learner(actor, self.optimiser, self.clip, self.entropy)
-        minibatches, progress = self._minibatches(batch, key), clock.progress
+        minibatches = self._passes.steps(batch, key)
         (weights, opt), steps, factor = sequential.in_turn(
-            spec, learner, start, batch, carries[0], minibatches, progress, key
+            spec, learner, start, batch, carries[0], minibatches, clock.progress, key
         )
         state = replace(state, nets={**state.nets, "actor": weights}, opt={**state.opt, "actor": opt})
         return state, steps, {**critic.summed().metrics(), "happo_factor": factor}
@@ -314,12 +291,11 @@ class PPO:
         self, spec: Spec, state: PPOState, rollout: Rollout, rows: int
     ) -> tuple[Batch, Carries, PPOState, Mean]:
         """Sequences of `rows` rows, the carries into each, the state after the rollout, the spread of advantages."""
-        critic, step, filled = self._critic(spec), rollout.step, rollout.filled
+        critic, step, filled = self._critic, rollout.step, rollout.filled
         carry, carries, values = critic.value_rollout(spec, state.nets["critic"], state.critic_carry, step, rows)
         target, advantage, running = critic.targets(state.returns, step, values, filled, self.gamma, self.gae_lambda)
         active = filled[..., None] & step.alive[:-1]
-        if self.advantages == "rollout" or (self.advantages == "minibatch" and self.minibatches == 1):
-            advantage = batches.standardise(advantage, active)
+        advantage = self._passes.normalized(advantage, active)
         before = jax.tree.map(lambda x: x[:-1], step)
         data = (before, rollout.action, rollout.extra, advantage, target, values[:-1], filled)
         batch = Batch(*batches.to_sequences(data, rows))
@@ -327,13 +303,6 @@ class PPO:
         return batch, batches.join_axes((rollout.carry, carries)), state, Mean.of(jnp.std(advantage, where=active))
 
     # -- losses -------------------------------------------------------------------------------------------------
-    def _gradient_step(
-        self, spec: Spec, state: PPOState, batch: Batch, carries: Carries, clock: Clock, trained: tuple[str, ...]
-    ) -> tuple[PPOState, Packed]:
-        grads, metrics = self._gradients(spec, state.nets, batch, carries, trained)
-        nets, opt, norms = step_groups(self._optimiser, state.nets, state.opt, grads, clock.progress)
-        return replace(state, nets=nets, opt=opt), Packed.of({**metrics, **norms})
-
     def _gradients(
         self, spec: Spec, nets: Weights, batch: Batch, carries: Carries, trained: tuple[str, ...]
     ) -> tuple[Weights, Metrics]:
@@ -342,13 +311,13 @@ class PPO:
         def loss(some: Weights) -> tuple[dict[str, Mean], Metrics]:
             now, losses, metrics = {**nets, **some}, {}, {}
             if "actor" in some:
-                weights = (self._actor(spec), explore.noisy(now))
+                weights = (self._actor, explore.noisy(now))
                 actor, metrics = actor_loss(spec, *weights, batch, carries[0], self.clip, self.entropy)
                 # All groups of the actor have the same loss; its total must count once.
                 losses = {name: Mean(jnp.float32(0), actor.weight) for name in some} | {"actor": actor}
             if "critic" in some:
-                _, v = self._critic(spec).values(spec, now["critic"], carries[1], batch.step)
-                value = self._critic(spec).loss(v, batch.value, batch.target, batch.filled)
+                _, v = self._critic.values(spec, now["critic"], carries[1], batch.step)
+                value = self._critic.loss(v, batch.value, batch.target, batch.filled)
                 losses["critic"] = Mean(self.value.weight * value.total, value.weight)
                 metrics = {**metrics, "value_loss": value}
             return losses, metrics

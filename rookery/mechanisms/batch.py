@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
 import equinox as eqx
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core.errors import ConfigError
-from rookery.core.types import Action, Carry, Collect, Extra, Step
+from rookery.core.types import Action, Carry, Collect, Extra, Packed, Step
+from rookery.ops import batches
 
+S = TypeVar("S")
 Carries = tuple[Carry, Array]
 """The actor's and the critic's, at the start of each sequence [sequence, ...]."""
 
@@ -33,6 +39,51 @@ class Batch(eqx.Module):
 def pick(batch: Batch, carries: Carries, chosen: Int[Array, "part"]) -> tuple[Batch, Carries]:
     """Some of the sequences."""
     return jax.tree.map(lambda x: x[:, chosen], batch), jax.tree.map(lambda x: x[chosen], carries)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How often, and in what minibatches, a rollout is learned from."""
+
+    epochs: int
+    minibatches: int
+    advantages: Literal["rollout", "minibatch", "raw"]
+    """Over what advantages are normalized."""
+
+    def normalized(
+        self, advantage: Float[Array, "time env agent"], active: Bool[Array, "time env agent"]
+    ) -> Float[Array, "time env agent"]:
+        """The advantages of a rollout; those that are normalized in minibatches are left as they are."""
+        whole = self.advantages == "rollout" or (self.advantages == "minibatch" and self.minibatches == 1)
+        return batches.standardise(advantage, active) if whole else advantage
+
+    def steps(self, batch: Batch, key: Array) -> tuple[Int[Array, "step part"], Float[Array, "step row part agent"]]:
+        """Sequences and advantages of every gradient step."""
+        order = batches.epochs(key, self.epochs, self.minibatches, batch.filled.shape[1])
+        normalized = self.advantages == "minibatch" and self.minibatches > 1
+        return order, batches.minibatch_advantages(batch.advantage, batch.active, order, normalized=normalized)
+
+    def take(
+        self,
+        step: Callable[[S, Batch, Carries], tuple[S, Packed]],
+        state: S,
+        batch: Batch,
+        carries: Carries,
+        key: Array,
+    ) -> tuple[S, Packed]:
+        """The state after all gradient steps, and the metrics of each."""
+
+        def whole(state: S, _: None) -> tuple[S, Packed]:
+            return step(state, batch, carries)
+
+        def minibatch(state: S, now: tuple[Array, Array]) -> tuple[S, Packed]:
+            chosen, advantage = now
+            picked, starts = pick(batch, carries, chosen)
+            return step(state, eqx.tree_at(lambda b: b.advantage, picked, advantage), starts)
+
+        if self.minibatches == 1:
+            return jax.lax.scan(whole, state, None, length=self.epochs)
+        return jax.lax.scan(minibatch, state, self.steps(batch, key))
 
 
 def sequences_of(collect: Collect, length: int, rows: int, minibatches: int) -> int:

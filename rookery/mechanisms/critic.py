@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
+from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Fraction, NonNegative, Positive
 from rookery.core.types import Entities, Mean, Spec, Step, global_state, team_discount
@@ -38,6 +39,14 @@ class Value:
     """running: the critic predicts returns normalized by running statistics."""
     memory: Fraction = 0.99999
     """Decay of those statistics per update (debiased)."""
+
+    def check(self, spec: Spec) -> None:
+        """Refuse one value for agents that want different things."""
+        if not spec.cooperative and self.sees == "state":
+            raise ConfigError(
+                f"algo.value.sees 'state' gives one value for the whole team, but {spec.name} rewards its agents "
+                "differently. Use --algo.value.sees both (or obs)."
+            )
 
 
 @runtime_checkable

@@ -54,6 +54,26 @@ class Explore:
         """The action that is executed."""
         return jnp.clip(action + self.noise * jax.random.normal(key, action.shape), *spec.bounds)
 
+    def init(self, weights: Weights, key: Array) -> Weights:
+        """The weights, with the first noise on the actor's."""
+        if self.parameter_noise <= 0:
+            return weights
+        return {**weights, "noise": draw(weights["actor"].net, jnp.float32(START), stream(key, "noise"))}
+
+    def renew(
+        self, spec: Spec, actor: Actor, weights: Weights, batch: Batch, carry: Carry, key: Array
+    ) -> tuple[Weights, Metrics]:
+        """The weights with fresh noise, of a scale that follows the distance that the last one made in a batch."""
+        if self.parameter_noise <= 0:
+            return weights, {}
+        clean, now = (actor.read(spec, w, carry, batch.step, batch.action)[1] for w in (weights, noisy(weights)))
+        found = distance(spec, clean, now, batch.step.legal, batch.active)
+        # All shards must draw the same.
+        key, net = stream(shards.total(key), "noise"), weights["actor"].net
+        noise, far = adapt(spec, weights["noise"], found, self.parameter_noise, net, key)
+        metrics = {"explore/distance": Mean.of(far), "explore/parameter_noise": Mean.of(noise.scale)}
+        return {**weights, "noise": noise}, metrics
+
 
 class ParameterNoise(eqx.Module):
     """Noise on the weights of the actor's network."""
@@ -84,17 +104,6 @@ def distance(spec: Spec, clean: Distribution, noisy: Distribution, legal: Array,
     return Mean.of(
         distributions.kl(spec.action, clean.params, clean.log_std, noisy.params, noisy.log_std, legal), active
     )
-
-
-def renew(
-    spec: Spec, actor: Actor, nets: Weights, batch: Batch, carry: Carry, target: float, key: Array
-) -> tuple[ParameterNoise, Metrics]:
-    """Fresh noise, of a scale that follows the distance that the last one made in a batch."""
-    clean, now = (actor.read(spec, w, carry, batch.step, batch.action)[1] for w in (nets, noisy(nets)))
-    found = distance(spec, clean, now, batch.step.legal, batch.active)
-    # All shards must draw the same.
-    noise, far = adapt(spec, nets["noise"], found, target, nets["actor"].net, stream(shards.total(key), "noise"))
-    return noise, {"explore/distance": Mean.of(far), "explore/parameter_noise": Mean.of(noise.scale)}
 
 
 def adapt(

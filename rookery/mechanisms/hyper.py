@@ -246,10 +246,7 @@ class HyperActor:
     # -- weights ------------------------------------------------------------------------------------------------
     def _inputs(self, spec: Spec) -> int:
         past = 0 if self.hyper.history == "none" else spec.action.width + 1
-        return view_size(spec, agent_id=self._sees_id(spec)) + past
-
-    def _sees_id(self, spec: Spec) -> bool:
-        return self.hyper.agent_id and spec.n_agents > 1
+        return view_size(spec, agent_id=self.hyper.agent_id) + past
 
     def init(self, spec: Spec, key: Array) -> Weights:
         """The base actor's weights as they are without a hypernetwork; increments of zero."""
@@ -332,7 +329,7 @@ class HyperActor:
         self, spec: Spec, body: hypernet.Body, carry: dict[str, Array], step: Step, action: Action | None
     ) -> Float[Array, "row b agent width"]:
         """A token of each agent, of its observation and history; puts what it keeps of them into the carry."""
-        x = own_view(spec, step, agent_id=self._sees_id(spec))
+        x = own_view(spec, step, agent_id=self.hyper.agent_id)
         if self.hyper.history == "none":
             return hypernet.encode(body, x)
         last = carry["action"][None]

@@ -16,6 +16,7 @@ from rookery.core.errors import ConfigError
 from rookery.core.ranges import Whole
 from rookery.core.types import Carry, Mean, Metrics, Rollout, Spec, Step
 from rookery.mechanisms.actor import Actor, Distribution, Weights
+from rookery.memory.sequences import example
 from rookery.ops import batches, distributions
 
 
@@ -39,25 +40,37 @@ class Probe:
                 "sequences per shard. Raise algo.collect.envs, or lower algo.bptt_length."
             )
 
+    def shard(self, shards: int) -> Probe:
+        """The share of one shard."""
+        return Probe(-(-self.states // shards))
+
+    def small(self) -> Probe:
+        """The same, of few rows."""
+        return Probe(min(self.states, 2))
+
+    def init(self, spec: Spec, actor: Actor) -> ProbeSet | None:
+        """A set to be filled by the first iteration; None where nothing is measured."""
+        if not self.states:
+            return None
+        return ProbeSet(example(spec, self.states - 1, 0).step, actor.carry(spec, self.states))
+
+    def keep_first(
+        self, kept: ProbeSet | None, rollout: Rollout, rows: int, iteration: Int[Array, ""]
+    ) -> ProbeSet | None:
+        """The set of the first iteration: evenly spaced rows among those that open a training sequence of `rows`."""
+        if kept is None:
+            return None
+        opening = jax.tree.map(lambda x: x[:-1:rows], rollout.step)
+        both = batches.join_axes(ProbeSet(opening, rollout.carry))
+        at = (jnp.arange(self.states) * both.step.first.shape[0]) // self.states
+        return jax.tree.map(lambda old, new: jnp.where(iteration == 0, new[at], old), kept, both)
+
 
 class ProbeSet(eqx.Module):
     """Rows [state, ...] that open training sequences, with the carries that were read with them."""
 
     step: Step
     carry: Carry
-
-
-def gather(rollout: Rollout, rows: int, states: int) -> ProbeSet:
-    """Evenly spaced rows among those that open a training sequence."""
-    opening = jax.tree.map(lambda x: x[:-1:rows], rollout.step)
-    both = batches.join_axes(ProbeSet(opening, rollout.carry))
-    at = (jnp.arange(states) * both.step.first.shape[0]) // states
-    return jax.tree.map(lambda x: x[at], both)
-
-
-def keep_first(kept: ProbeSet | None, now: ProbeSet, iteration: Int[Array, ""]) -> ProbeSet:
-    """The set of the first iteration."""
-    return jax.tree.map(lambda old, new: jnp.where(iteration == 0, new, old), kept, now)
 
 
 def policy_change(spec: Spec, actor: Actor, old: Weights, new: Weights, seen: ProbeSet) -> Metrics:

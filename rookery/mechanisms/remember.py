@@ -28,6 +28,7 @@ from rookery.memory.dictionary import Dictionary, DictionaryState, Rows
 from rookery.memory.graph import Graph, GraphState, Handle, Moves, live
 from rookery.memory.pending import Ring
 from rookery.memory.slots import fingerprint
+from rookery.memory.transition import Transition
 from rookery.ops.graph import node_backup, state_value
 from rookery.ops.loops import repeat
 
@@ -55,26 +56,6 @@ class Remembered(eqx.Module):
     encoder: EncoderParams
     memory: DictionaryState | GraphState
     waiting: Ring | Trail
-
-
-class _Row(eqx.Module):
-    """One transition of every environment. Leading axes are free."""
-
-    key_tm1: Float[Array, "*b dim"]
-    hashed_tm1: Array
-    action: Int[Array, "*b"]
-    key: Float[Array, "*b dim"]
-    step: Step
-    filled: Bool[Array, "*b"]
-    now: Int[Array, "..."]
-
-    @property
-    def reward(self) -> Float[Array, "*b"]:
-        return self.step.reward[..., 0]
-
-    @property
-    def terminal(self) -> Bool[Array, "*b"]:
-        return self.step.discount[..., 0] == 0.0
 
 
 @dataclass(frozen=True)
@@ -149,17 +130,14 @@ class Remember:
         """The memory after the transitions of a rollout, one after the other."""
         if kept is None:
             return None, {}
-        keys, time = self._encoder(spec, kept.encoder, rollout.step.obs), rollout.filled.shape[0]
-        hashed = jax.vmap(fingerprint)(rollout.step.obs[:-1])
-        ahead = jax.tree.map(lambda x: x[1:], rollout.step)
-        now = clock.iteration * time + jnp.arange(time)
-        rows = _Row(keys[:-1], hashed, rollout.action[..., 0], keys[1:], ahead, rollout.filled, now)
+        keys = self._encoder(spec, kept.encoder, rollout.step.obs)
+        rows = Transition.of(rollout, keys, clock, hashed=jax.vmap(fingerprint)(rollout.step.obs[:-1]))
         memory, waiting = kept.memory, kept.waiting
         if isinstance(memory, GraphState):
             assert isinstance(waiting, Trail), "made by `init`"
             # Every other row becomes a node when a transition leads to it.
             there = rollout.step.discount[0, :, 0] > 0.0
-            memory, node = self._graph.insert(memory, keys[0], now[0], there)
+            memory, node = self._graph.insert(memory, keys[0], rows.now[0], there)
             (memory, waiting, _), _ = jax.lax.scan(partial(self._graph_row, gamma), (memory, waiting, node), rows)
             entries = memory.nodes
         else:
@@ -170,21 +148,21 @@ class Remember:
         return Remembered(kept.encoder, memory, waiting), Mean.of_each(found)
 
     def _best_row(
-        self, gamma: float, kept: tuple[DictionaryState, Ring], row: _Row
+        self, gamma: float, kept: tuple[DictionaryState, Ring], row: Transition
     ) -> tuple[tuple[DictionaryState, Ring], None]:
         (memory, ring), table = kept, self._dictionary
         read = table.read(memory, row.key)
         memory = dictionaries.touch(memory, read.index, row.now)
         value = state_value(read.q, read.known & row.step.legal[:, 0], row.terminal)
         discount = jnp.where(row.terminal, 0.0, gamma)
-        about = (row.key_tm1, row.hashed_tm1)
+        about = (row.key_tm1, row.extra["hashed"])
         waits = pending.Row(about, row.action, row.reward, discount, value, row.step.last, row.filled)
         ring, due = pending.step(ring, waits, row.now, min(DRAIN, self.length))
         key, hashed = due.kept
         return (table.write(memory, Rows(key, due.action, due.target, due.where, hashed), row.now)[0], ring), None
 
     def _graph_row(
-        self, gamma: float, kept: tuple[GraphState, Trail, Handle], row: _Row
+        self, gamma: float, kept: tuple[GraphState, Trail, Handle], row: Transition
     ) -> tuple[tuple[GraphState, Trail, Handle], None]:
         (memory, trail, node_tm1), table = kept, self._graph
         memory, node = table.insert(memory, row.key, row.now, ~row.terminal)
@@ -219,7 +197,7 @@ class Remember:
         return squares, about
 
 
-def _follow(trail: Trail, node: Handle, row: _Row) -> Trail:
+def _follow(trail: Trail, node: Handle, row: Transition) -> Trail:
     """The trail with one more transition of every environment."""
     length, envs = trail.action.shape
     at = (jnp.where(row.filled, trail.count % length, length), np.arange(envs))

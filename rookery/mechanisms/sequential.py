@@ -13,14 +13,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from rookery.core import shards
+from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.types import Carry, Mean, Packed, Spec
 from rookery.mechanisms.actor import ActorWeights, Distribution, PlainActor
 from rookery.mechanisms.batch import Batch
+from rookery.mechanisms.explore import Explore
+from rookery.mechanisms.hyper import Hyper
 from rookery.mechanisms.surrogate import surrogate
+from rookery.nets.agent import Net
 from rookery.nets.inputs import own_view
 from rookery.nets.optimiser import Optimiser, norm
 from rookery.ops import batches, distributions
+
+
+def check(actor: Net, hyper: Hyper, explore: Explore) -> None:
+    """Refuse agents whose weights are not their own, and noise on them."""
+    if actor.weights == "shared" or hyper.generate != "none":
+        raise ConfigError(
+            "algo.order sequential needs agents with weights of their own: set --algo.actor.weights per_agent and "
+            "--algo.hyper.generate none."
+        )
+    if explore.parameter_noise > 0:
+        raise ConfigError("algo.explore.parameter_noise works with --algo.order simultaneous only.")
 
 
 class Turn(NamedTuple):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -24,6 +23,7 @@ from rookery.memory.examples import Examples
 from rookery.memory.graph import Graph, GraphRead, GraphState, Handle, Moves
 from rookery.memory.pending import Due, Ring
 from rookery.memory.slots import fingerprint
+from rookery.memory.transition import Transition
 from rookery.ops.graph import state_value
 from rookery.ops.loops import once, repeat
 
@@ -73,45 +73,6 @@ class Stream(eqx.Module):
     """Trained encoders only."""
     frontier: Frontier | None
     """Graphs whose exploration it directs only."""
-
-
-class Transition(eqx.Module):
-    """One row of a rollout, and the row that it led to. Leading axes are free."""
-
-    key_tm1: Float[Array, "*b dim"]
-    obs_tm1: Array
-    legal_tm1: Bool[Array, "*b action"]
-    read: Int[Array, "..."]
-    action: Int[Array, "*b"]
-    key: Float[Array, "*b dim"]
-    step: Step
-    filled: Bool[Array, "*b"]
-    now: Int[Array, "..."]
-
-    @staticmethod
-    def of(rollout: Rollout, keys: Float[Array, "row env dim"], clock: Clock) -> Transition:
-        """The transitions of a rollout [time, env, ...] whose rows have these keys."""
-        step, time = rollout.step, rollout.filled.shape[0]
-        return Transition(
-            key_tm1=keys[:-1],
-            obs_tm1=step.obs[:-1],
-            legal_tm1=step.legal[:-1, :, 0],
-            read=rollout.extra["read"],
-            action=rollout.action[..., 0],
-            key=keys[1:],
-            step=jax.tree.map(lambda x: x[1:], step),
-            filled=rollout.filled,
-            now=clock.iteration * time + jnp.arange(time),
-        )
-
-    @property
-    def reward(self) -> Float[Array, "*b"]:
-        return self.step.reward[..., 0]
-
-    @property
-    def terminal(self) -> Bool[Array, "*b"]:
-        """The action ended the episode for good."""
-        return self.step.discount[..., 0] == 0.0
 
 
 @dataclass(frozen=True)
@@ -193,6 +154,11 @@ class Writer:
         start = where_env(jnp.broadcast_to(opens, key.shape[:1]), node, reflection.start)
         return memory, replace(stream, node=node, reflection=replace(reflection, start=start))
 
+    def transitions(self, rollout: Rollout, keys: Float[Array, "row env dim"], clock: Clock) -> Transition:
+        """What `row` takes one after the other: the transitions of a rollout whose rows have these keys."""
+        obs, legal = rollout.step.obs[:-1], rollout.step.legal[:-1, :, 0]
+        return Transition.of(rollout, keys, clock, obs=obs, legal=legal, read=rollout.extra["read"])
+
     def row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Values, Metrics]:
         """The memory after one transition of every environment, and what was read of the row that it led to."""
         step = self._graph_row if isinstance(memory, GraphState) else self._dictionary_row
@@ -224,7 +190,7 @@ class Writer:
         config, reflection, node_tm1 = self.memory, stream.reflection, stream.node
         assert isinstance(config, Graph) and isinstance(memory, GraphState), "made by `init`"
         assert reflection is not None and node_tm1 is not None, "made by `init`"
-        memory = graphs.touch(memory, row.read, row.now)
+        memory = graphs.touch(memory, row.extra["read"], row.now)
         # A lost life ends a return, not the game: its row is a state like any other.
         memory, node = config.insert(memory, row.key, row.now, ~(row.terminal & row.step.last))
         moves = Moves(row.action, row.reward, row.terminal, row.filled)
@@ -246,15 +212,15 @@ class Writer:
         reflection = replace(reflection, start=start, trajectories=trajectories, priority=priority)
         frontier = stream.frontier
         if frontier is not None:
-            frontier = frontiers.leave(memory, frontier, node_tm1, row.legal_tm1, node)
+            frontier = frontiers.leave(memory, frontier, node_tm1, row.extra["legal"], node)
         return memory, Stream(ring, node, reflection, stream.store, frontier), due, read
 
     def _dictionary_row(self, memory: Table, stream: Stream, row: Transition) -> tuple[Table, Stream, Due, Read]:
         config = self.memory
         assert isinstance(config, Dictionary) and isinstance(memory, DictionaryState), "made by `init`"
-        memory = dictionaries.touch(memory, jnp.moveaxis(row.read, 0, -2), row.now)
+        memory = dictionaries.touch(memory, jnp.moveaxis(row.extra["read"], 0, -2), row.now)
         read = config.read(memory, row.key)
-        ring, due = self._due(stream, row, Kept(None, row.key_tm1, fingerprint(row.obs_tm1), None), read)
+        ring, due = self._due(stream, row, Kept(None, row.key_tm1, fingerprint(row.extra["obs"]), None), read)
         first = self._first(due, config.rate)
         rows = Rows(due.kept.key, due.action, due.target, due.where, due.kept.hashed, first)
         memory, _ = config.write(memory, rows, row.now)

@@ -201,7 +201,7 @@ def test_the_hypernetwork_has_a_learning_rate_of_its_own() -> None:
 
 
 def test_the_target_is_refreshed_every_so_many_updates() -> None:
-    actor = hyper("all", target="anchor", every=3)._actor(SPEC)
+    actor = hyper("all", target="anchor", every=3)._actor
     weights = actor.init(SPEC, KEY)
     weights["hyper"] = jax.tree.map(lambda x: x + 1.0, weights["hyper"])
     for iteration in range(3):
@@ -314,7 +314,7 @@ def rows(spec: Spec, time: int, batch: int, first: tuple[int, ...] = (0,), key: 
 
 
 def read(algo: PPO, step: Step, weights: Any = None, spec: Spec = SPEC, action: Any = None) -> Any:
-    actor = algo._actor(spec)
+    actor = algo._actor
     assert isinstance(actor, HyperActor)
     weights = moved(actor, spec) if weights is None else weights
     carry = actor.carry(spec, step.first.shape[1])
@@ -333,7 +333,7 @@ def test_a_dead_agent_contributes_nothing(per_agent: bool) -> None:
     assert differs(now.params[1:, :, 2], again.params[1:, :, 2])
     # Nor to a loss or to what is logged of it.
     old = {"params": jnp.zeros_like(now.params), "log_std": jnp.zeros_like(now.params)}
-    actor = algo._actor(SPEC)
+    actor = algo._actor
     found = [actor.penalty(SPEC, n, a, s, old, s.alive) for n, a, s in ((now, aux, step), (again, aux_again, other))]
     for name, (_, mean) in found[0].items():
         np.testing.assert_allclose(mean.value, found[1][name][1].value, rtol=1e-6, err_msg=name)
@@ -361,7 +361,7 @@ def test_the_past_counts_within_an_episode_only(choice: dict[str, Any]) -> None:
     """Rows 0-2 and 3-5 are episodes. Reading in two pieces, with the carry in between, is reading at once."""
     algo, step = hyper("all", **choice), rows(SPEC, 6, 2, (0, 3))
     action = jax.random.randint(KEY, (6, 2, 3), 0, SPEC.action.width)
-    actor = algo._actor(SPEC)
+    actor = algo._actor
     _, now, _ = read(algo, step, action=action)
     other = eqx.tree_at(lambda s: s.obs, step, step.obs.at[1].add(2.0))
     changed = np.any(np.asarray(read(algo, other, action=action)[1].params != now.params), axis=(1, 2, 3))
@@ -382,7 +382,7 @@ def test_the_last_action_is_read() -> None:
     # In the row after the action, of that environment; not across an episode's end.
     np.testing.assert_array_equal(np.any(before != after, axis=(2, 3)), [[0, 0], [1, 0], [0, 0], [1, 0]])
     # While acting the last action comes with the carry.
-    actor = algo._actor(SPEC)
+    actor = algo._actor
     weights, carry, found = moved(actor), actor.carry(SPEC, 2), []
     for t in range(4):
         carry, now, _ = actor.read(SPEC, weights, carry, jax.tree.map(lambda x, t=t: x[t : t + 1], step))
@@ -407,7 +407,7 @@ def test_accumulated_increments_restart_with_each_episode() -> None:
 def test_fusion_averages_what_past_policies_agree_with() -> None:
     step, alone = rows(SPEC, 4, 2), hyper("last")
     fused = replace(alone, hyper=replace(alone.hyper, fusion="kl"))
-    weights = moved(alone._actor(SPEC))
+    weights = moved(alone._actor)
     own = read(alone, step, weights)[2]["features"]
     found = read(fused, step, weights)[2]["features"]
     np.testing.assert_allclose(found[0], own[0], rtol=1e-6)
@@ -477,7 +477,7 @@ def test_alignment_is_the_exact_divergence_from_the_policy_that_acted(kind: str,
         step = eqx.tree_at(lambda s: s.legal, step, step.legal.at[..., 0].set(False))
     step = eqx.tree_at(lambda s: s.alive, step, step.alive.at[:, 1, 0].set(False))
     algo = hyper("all", history="gru", target="anchor" if anchor else "none")
-    actor = algo._actor(spec)
+    actor = algo._actor
     assert isinstance(actor, HyperActor)
     weights = moved(actor, spec)
     _, now, aux = read(algo, step, weights, spec)

@@ -54,7 +54,7 @@ def test_noisy_actions_stay_in_bounds_and_have_the_probability_of_what_was_execu
     low, high = BOX.action.bounds
     assert np.all(action >= low) and np.all(action <= high) and np.any(action == high) and np.any(action == low)
     rows = jax.tree.map(lambda x: x[None], step)
-    now = algo._actor(BOX).read(BOX, policy, carry, rows)[1]
+    now = algo._actor.read(BOX, policy, carry, rows)[1]
     wanted = distributions.log_prob(BOX.action, now.params[0], now.log_std, step.legal, action)
     np.testing.assert_allclose(extra["log_prob"], wanted, rtol=1e-5)
     # None without the setting, none in evaluation.

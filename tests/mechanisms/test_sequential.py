@@ -48,7 +48,7 @@ def test_the_factor_is_the_product_of_the_ratios_so_far() -> None:
 
 def test_agents_learn_as_a_loop_written_out_would() -> None:
     state, rollout = _begin(HAPPO)
-    actor = HAPPO._actor(SPEC)
+    actor = HAPPO._actor
     batch, carries, _, _ = HAPPO._prepare(SPEC, state, rollout, 1)
     # One agent is dead in some rows: it learns nothing there and leaves the factor alone.
     alive = batch.step.alive.at[:, ::3, 1].set(False)

@@ -39,7 +39,7 @@ def looks_of(moment: Moment) -> Looks:
     """Increments and attention of one greedy episode."""
     algo, spec, policy = moment.algo, moment.config.task.spec, moment.policy
     assert isinstance(algo, PPO)
-    actor = algo.hyper.actor(algo.actor, agent_id=algo.agent_id and spec.n_agents > 1)
+    actor = algo.hyper.actor(algo.actor, agent_id=algo.agent_id)
     assert isinstance(actor, HyperActor)
 
     def read(carry: Carry, step: Step, key: Array) -> Any:
