@@ -1,4 +1,4 @@
-"""Which arrays a compiled program copies."""
+"""Programs that are compiled as training compiles them, and which arrays they copy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+AS_TRAINED = {"xla_cpu_use_fusion_emitters": True}
+"""Where buffers or speed matter: all other programs of the tests are compiled in haste (tests/conftest.py)."""
 BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 # Nearly every program here runs a few times: compiling it fast matters, running it fast does not. The processes that
-# tests start compile alike; what trains for long asks for speed itself (tests/contracts/test_learning.py).
+# tests start compile alike; what trains for long or looks at buffers asks for it (AS_TRAINED). Fusion emitters make
+# compiling take three times as long, and pieces of a program are only of use to threads that compile them.
 HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+HASTY += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{HASTY} {os.environ.get('XLA_FLAGS', '')}".strip()
 # As many processes test as there are cores: more threads would only wait for each other.
 os.environ.setdefault("NPROC", "1")
@@ -30,6 +33,19 @@ os.environ.setdefault("NPROC", "1")
 SLOW = ("e2e", "contracts", "docs/test_extending.py", "studies/test_executors.py", "studies/test_study_cli.py")
 SLOW += ("training/test_resume.py", "training/test_shards.py", "training/test_train.py", "training/host")
 SLOW += ("tasks/host/test_host_real.py",)
+
+
+@pytest.fixture
+def as_trained(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Engines compile without haste."""
+    from compiled import AS_TRAINED
+
+    from rookery.training.compiled import compiler
+
+    monkeypatch.setattr(compiler, "FAST", {**compiler.FAST, **AS_TRAINED})
+    compiler._accepted.cache_clear()
+    yield
+    compiler._accepted.cache_clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

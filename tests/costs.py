@@ -33,14 +33,22 @@ ALONE = "maze/gbmr"
 """For algorithms that train a single agent; those that read images have screens as large as Atari's."""
 
 
-def costs_of(preset: str) -> dict[str, int]:
-    """What one iteration (collect, update) of one member costs, at the preset's real sizes."""
+def program_of(preset: str) -> Program:
+    """The program of one member, at the preset's real sizes."""
     algo = PRESETS[preset]
     tasks = {TASK: TASKS[TASK], ALONE: TASKS[ALONE], "screens": Screens(size=84, limit=1000)}
     task = next(name for name, task in tasks.items() if _accepts(algo, task))
-    program = Program(RunConfig(preset, task, algo, tasks[task]))
-    traced = jax.make_jaxpr(partial(program.chunk, iterations=1))(jax.eval_shape(program.init))
-    return {name: int(n) for name, n in sorted(count(traced.jaxpr).items())}
+    return Program(RunConfig(preset, task, algo, tasks[task]))
+
+
+def traced_iteration(program: Program) -> jax.stages.Traced:
+    """One iteration (collect, update), traced."""
+    return jax.jit(partial(program.chunk, iterations=1)).trace(jax.eval_shape(program.init))
+
+
+def costs_of(iteration: jax.stages.Traced) -> dict[str, int]:
+    """What a traced iteration costs."""
+    return {name: int(n) for name, n in sorted(count(iteration.jaxpr.jaxpr).items())}
 
 
 def _accepts(algo: Any, task: Any) -> bool:
@@ -87,5 +95,6 @@ def _cost_of(eqn: Any) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    RECORD.write_text(json.dumps({preset: costs_of(preset) for preset in sorted(PRESETS)}, indent=1) + "\n")
+    costs = {preset: costs_of(traced_iteration(program_of(preset))) for preset in sorted(PRESETS)}
+    RECORD.write_text(json.dumps(costs, indent=1) + "\n")
     print(f"recorded {len(PRESETS)} presets in {RECORD}")

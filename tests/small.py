@@ -6,6 +6,7 @@ from functools import cache, partial
 from typing import Any, get_args, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from screens import Screens
 
@@ -78,7 +79,30 @@ def donating_chunk(config: RunConfig, iterations: int) -> Any:
 
 def chunk_of(config: RunConfig, iterations: int) -> Any:
     """The same chunk, on a copy of its state."""
-    return lambda state: donating_chunk(config, iterations)(jax.tree.map(lambda x: x.copy(), state))
+    return lambda state: donating_chunk(config, iterations)(copied(state))
+
+
+@cache
+def evaluate_of(config: RunConfig) -> Any:
+    """A compiled evaluation, shared by the tests of a process."""
+    return hasty_jit(Program(config).evaluate)
+
+
+@cache
+def policies_of(config: RunConfig) -> Any:
+    """What acting needs of a state, compiled; shared by the tests of a process."""
+    return hasty_jit(Program(config).policies)
+
+
+@hasty_jit
+def copied(tree: Any) -> Any:
+    """A copy of all arrays by one program: copied one by one, every shape would compile its own."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def rows_of(tree: Any, rows: Any) -> Any:
+    """`x[rows]` of all arrays, on the host: there, no shape compiles a program of its own."""
+    return jax.tree.map(lambda x: np.asarray(x)[rows], tree)
 
 
 @cache

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import copies
+from compiled import AS_TRAINED, copies
 from small import hasty_jit
 
 from rookery.algorithms.episodic import Act, Episodic, Learn, Write
@@ -277,7 +277,7 @@ def test_no_table_is_copied(preset: str, seeds: tuple[int, ...]) -> None:
     )
     program = Program(RunConfig("", "maze", algo, MAZE, 4000, seeds))
     state = jax.eval_shape(program.init)
-    compiled = jax.jit(partial(program.chunk, iterations=3), donate_argnums=0).lower(state).compile()
+    compiled = jax.jit(partial(program.chunk, iterations=3), donate_argnums=0).lower(state).compile(AS_TRAINED)
     # A sweep's loop copies its priorities, one number for each node that every backup looks at anyway.
     assert copies(compiled, 4096 * 4 + (preset == "gbmr_sweep")) == []
 

@@ -1,30 +1,61 @@
-"""No preset's program does much more, or much less, than what is recorded for it."""
+"""No preset's program does much more, or much less, than what is recorded for it, and its state keeps its types."""
 
 from __future__ import annotations
 
 import json
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
-from costs import COMMAND, RECORD, costs_of, count
+from costs import COMMAND, RECORD, costs_of, count, program_of, traced_iteration
 
 from rookery.core.registry import PRESETS
+from rookery.training.compiled.program import Program
 
 TOLERANCE = 0.1
 RECORDED = json.loads(RECORD.read_text())
 
 
-@pytest.mark.parametrize("preset", list(PRESETS))
-def test_costs_what_is_recorded(preset: str) -> None:
-    assert preset in RECORDED, f"no costs are recorded for {preset}; record them: {COMMAND}"
-    now = costs_of(preset)
+class Preset(NamedTuple):
+    name: str
+    program: Program
+    iteration: jax.stages.Traced
+
+
+@pytest.fixture(scope="module", params=list(PRESETS))
+def preset(request: pytest.FixtureRequest) -> Preset:
+    """A preset that is traced once for all tests of it: pytest runs them one after the other."""
+    program = program_of(request.param)
+    return Preset(request.param, program, traced_iteration(program))
+
+
+def test_costs_what_is_recorded(preset: Preset) -> None:
+    name = preset.name
+    assert name in RECORDED, f"no costs are recorded for {name}; record them: {COMMAND}"
+    now = costs_of(preset.iteration)
     moved = {
-        name: f"{before:,} -> {now[name]:,}"
-        for name, before in RECORDED[preset].items()
-        if abs(now[name] - before) > TOLERANCE * before
+        kind: f"{before:,} -> {now[kind]:,}"
+        for kind, before in RECORDED[name].items()
+        if abs(now[kind] - before) > TOLERANCE * before
     }
-    assert not moved, f"{preset} costs something else than before: {moved}. If that is meant, record it: {COMMAND}"
+    assert not moved, f"{name} costs something else than before: {moved}. If that is meant, record it: {COMMAND}"
+
+
+def test_the_state_holds_arrays_of_fixed_types_only(preset: Preset) -> None:
+    """Else the second chunk would compile another program, or a checkpoint would not fit."""
+    before = jax.eval_shape(preset.program.init)
+    after, _ = jax.tree.unflatten(jax.tree.structure(preset.iteration.out_info), preset.iteration.jaxpr.out_avals)
+    after_evaluation, _ = jax.eval_shape(preset.program.evaluate, before)
+    for state in (before, after, after_evaluation):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            assert not leaf.weak_type, jax.tree_util.keystr(path)
+    assert _types(before) == _types(after)
+    assert jax.tree.structure(before) == jax.tree.structure(after_evaluation)
+
+
+def _types(state: Any) -> Any:
+    return jax.tree.map(lambda x: (x.shape, x.dtype), state)
 
 
 def test_only_presets_that_exist_are_recorded() -> None:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import AS_TRAINED
 from small import assert_same, hasty_jit
 
 from rookery.algorithms.q import Q
@@ -37,7 +38,7 @@ from rookery.training.config import Evaluation, RunConfig
 from rookery.training.state import RunState, score
 
 # These programs run long: they are compiled as training compiles them, not in haste as all others here.
-LONG = {**FAST, "xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+LONG = {**FAST, **AS_TRAINED, "xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 PAYOFF = np.array(CLIMBING)
 SEEDS = (0, 1, 2, 3, 4)
 EXPLORER = Q(

@@ -13,23 +13,25 @@ from small import (
     assert_close,
     assert_same,
     chunk_of,
+    copied,
     differs,
     donating_chunk,
-    hasty_jit,
+    evaluate_of,
     init_of,
+    policies_of,
+    rows_of,
     small_config,
     smallest,
 )
 
-from rookery.core.registry import PRESETS
 from rookery.training import checkpoint
 from rookery.training.check import check
 from rookery.training.compiled.program import Program
 from rookery.training.state import RunState, score
 
 ITERATIONS = 3
-presets = pytest.mark.parametrize("preset", list(PRESETS))
-# Presets whose programs differ in kind. The others are values of the same code: they are traced, not compiled.
+# Presets whose programs differ in kind. The others are values of the same code: they are traced (test_costs.py), not
+# compiled.
 KINDS = ["per", "qmix", "inspire_qmix", "differ_transformer", "super_dqn", "mappo", "mappo_jaxmarl", "hyper_mappo"]
 KINDS += ["hypermarl", "happo", "maddpg", "masac", "facmac", "q", "nec", "gbmr", "gbmr_framework", "der", "erlam"]
 MORE = ["qmix_pymarl", "differ_qmix", "ippo", "hyper_mappo_last", "matd3", "mfec", "gcmr", "gqsi", "gqil", "gbmr_sweep"]
@@ -64,8 +66,8 @@ def test_trains_and_all_metrics_are_finite(preset: str, task: str) -> None:
     steps = np.asarray(state.members.steps)
     assert np.all(steps > rows / 4) and np.all(steps <= rows) and np.array_equal(steps, report.steps)
     assert int(state.iteration) == ITERATIONS
-    policy = hasty_jit(program.policies)
-    assert differs(policy(state).last, policy(init_of(config)).last)
+    policies = policies_of(config)
+    assert differs(policies(state).last, policies(init_of(config)).last)
 
 
 @kinds
@@ -74,8 +76,8 @@ def test_is_deterministic_in_its_seed_and_members_do_not_mix(preset: str) -> Non
     again, report_again = trained(preset)
     assert_same((state, report), (again, report_again))
     swapped, _ = trained(preset, seeds=(1, 0))
-    assert_same(state.members, jax.tree.map(lambda x: x[::-1], swapped.members))
-    one, two = (jax.tree.map(lambda x, i=i: x[i], state.members.algo) for i in (0, 1))
+    assert_same(state.members, rows_of(swapped.members, slice(None, None, -1)))
+    one, two = (rows_of(state.members.algo, i) for i in (0, 1))
     assert differs(one, two)
 
 
@@ -88,20 +90,6 @@ def test_two_chunks_equal_one_of_twice_the_length(preset: str) -> None:
     assert_close(state, longer, 1e-4)
     for name, mean in report.means.items():
         np.testing.assert_allclose(mean.weight, first.means[name].weight + second.means[name].weight)
-
-
-@presets
-def test_the_state_holds_arrays_of_fixed_types_only(preset: str) -> None:
-    """Else the second chunk would compile another program, or a checkpoint would not fit."""
-    config = small_config(preset, seeds=(0, 1))
-    before = jax.eval_shape(Program(config).init)
-    after, _ = jax.eval_shape(lambda s: Program(config).chunk(s, 1), before)
-    after_evaluation, _ = jax.eval_shape(Program(config).evaluate, before)
-    for state in (before, after, after_evaluation):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            assert isinstance(leaf, jax.ShapeDtypeStruct) and not leaf.weak_type, jax.tree_util.keystr(path)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), before) == jax.tree.map(lambda x: (x.shape, x.dtype), after)
-    assert jax.tree.structure(before) == jax.tree.structure(after_evaluation)
 
 
 @kinds
@@ -119,7 +107,7 @@ def test_goes_on_bit_for_bit_from_a_checkpoint(preset: str, tmp_path: Path) -> N
 @kinds
 def test_the_state_is_donated_whole(preset: str) -> None:
     config = small_config(preset, seeds=(0, 1))
-    state = jax.tree.map(lambda x: x.copy(), init_of(config))
+    state = copied(init_of(config))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a buffer that cannot be used again is warned of
         after, _ = donating_chunk(config, ITERATIONS)(state)
@@ -130,20 +118,20 @@ def test_the_state_is_donated_whole(preset: str) -> None:
 @kinds
 def test_evaluation_uses_what_the_update_returned(preset: str) -> None:
     config = small_config(preset, seeds=(0, 1))
-    program = Program(config)
+    spec = Program(config).task.spec
     state, _ = trained(preset)
-    evaluated, episodes = hasty_jit(program.evaluate)(state)
-    policies = hasty_jit(program.policies)(evaluated)
+    evaluated, episodes = evaluate_of(config)(state)
+    policies = policies_of(config)(evaluated)
     # Nothing was evaluated before: the newest policy is the best so far, and it is the one that will act.
     acting = jax.vmap(config.algo.policy)(state.members.algo)
     assert_same(policies.last, acting)
     assert_same(policies.best, acting)
     assert differs(policies.best, state.members.best)
-    assert np.all(np.isfinite(score(program.task.spec, episodes)) & np.isfinite(evaluated.members.best_score)[:, None])
+    assert np.all(np.isfinite(score(spec, episodes)) & np.isfinite(evaluated.members.best_score)[:, None])
     # A worse one does not replace it.
     proud = RunState(_with_score(evaluated.members, 1e9), evaluated.iteration, evaluated.budget)
     later, _ = chunk_of(config, ITERATIONS)(proud)
-    kept, _ = hasty_jit(program.evaluate)(later)
+    kept, _ = evaluate_of(config)(later)
     assert_same(kept.members.best, policies.best)
     assert np.all(np.asarray(kept.members.best_score) == np.float32(1e9))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jax
 import pytest
-from small import assert_close, chunk_of, differs, init_of, small_config
+from small import assert_close, chunk_of, differs, init_of, rows_of, small_config
 
 from rookery.core.config import with_values
 from rookery.core.errors import ConfigError
@@ -28,12 +27,12 @@ def test_members_of_a_sweep_equal_separate_runs(preset: str) -> None:
     for i, rate in enumerate(RATES):
         alone = replace(small_config(preset), algo=with_values(swept.algo, {"optimiser.lr": rate}))
         state, alone_report = chunk_of(alone, 3)(init_of(alone))
-        own = jax.tree.map(lambda x, i=i: x[i : i + 1], members.members)
+        own = rows_of(members.members, slice(i, i + 1))
         assert_close(own.algo, state.members.algo, 1e-5)
-        assert_close(jax.tree.map(lambda x, i=i: x[i : i + 1], report.means), alone_report.means, 1e-4)
+        assert_close(rows_of(report.means, slice(i, i + 1)), alone_report.means, 1e-4)
     # Both began with the same weights; the rates led them apart.
     for tree, apart in ((members.members.best, False), (members.members.algo, True)):
-        one, two = (jax.tree.map(lambda x, i=i: x[i], tree) for i in (0, 1))
+        one, two = (rows_of(tree, i) for i in (0, 1))
         assert differs(one, two) == apart
 
 

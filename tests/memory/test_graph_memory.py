@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import copies
+from compiled import AS_TRAINED, copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -255,7 +255,7 @@ def test_no_table_is_copied(evict: Any, seeds: int) -> None:
     if seeds:
         run = jax.vmap(run)
         memory, keys = jax.tree.map(lambda x: jnp.stack([x] * seeds), (memory, keys))
-    compiled = jax.jit(run, donate_argnums=0).lower(memory, keys).compile()
+    compiled = jax.jit(run, donate_argnums=0).lower(memory, keys).compile(AS_TRAINED)
     assert copies(compiled, memory.last_use.nbytes) == []
     assert compiled.memory_analysis().temp_size_in_bytes < memory.keys.nbytes / 2
     (after, _), _ = compiled(memory, keys)

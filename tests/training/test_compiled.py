@@ -55,6 +55,7 @@ def test_the_only_member_is_taken_without_a_batch_axis() -> None:
 @pytest.mark.parametrize(
     ("preset", "task"), [("qmix", "mpe/simple_spread"), ("dqn", "maze/static"), ("drq", "screens")]
 )
+@pytest.mark.usefixtures("as_trained")
 def test_a_store_is_never_copied(preset: str, task: str) -> None:
     """It may be as large as memory: neither one iteration nor several nor an evaluation may need a second one."""
     algo = PRESETS[preset].small()

@@ -289,6 +289,7 @@ def test_the_return_of_an_evaluation_is_the_sum_of_rewards() -> None:
         np.testing.assert_allclose(episodes["returns"][0, env], rows.reward[1 : end + 1, env].sum(axis=0), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("as_trained")
 def test_a_store_is_not_copied() -> None:
     config = config_of("iql")
     algo = replace(config.algo, replay=replace(config.algo.replay, capacity=20_000))
