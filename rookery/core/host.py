@@ -59,6 +59,16 @@ class HostTask(abc.ABC):
     def open(self, envs: int) -> HostEnvs:
         """So many environments."""
 
+    @property
+    def protocol(self) -> dict[str, bool | int | float | str]:
+        """Settings by which published results on one task differ: tables of scores have a column for each."""
+        return {}
+
+    @property
+    def frames_per_step(self) -> float:
+        """Frames that one action lasts, on average; where it is not 1, reports count frames too."""
+        return 1.0
+
 
 def layout(spec: Spec) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of each field of one environment's row."""

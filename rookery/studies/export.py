@@ -102,6 +102,8 @@ def _tidy(folders: Sequence[RunFolder]) -> Iterator[tuple[str, pl.DataFrame]]:
             if frame.is_empty():
                 continue
             who = runs.members.filter(pl.col("run") == folder.name)
+            protocol = runs.protocols.get(who["task"][0], {})
+            who = who.with_columns(**{name: pl.lit(value) for name, value in protocol.items()})
             if "member" in frame.columns:
                 own = frame.drop("seed", "returns", strict=False)
                 frames.append(who.join(own, on="member", maintain_order="right").with_columns(pl.col("member")))

@@ -55,6 +55,7 @@ def all_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
     """Name, caption and figure, in the order that suits the view."""
     makers = {
         "curves": curve_figures,
+        "frames": frame_figures,
         "clock": clock_figures,
         "final": final_figures,
         "aggregate": aggregate_figures,
@@ -62,11 +63,11 @@ def all_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
         "improvement": improvement_figures,
         "heatmap": heatmap_figures,
     }
-    order = ["curves", "final", "improvement", "clock", "profile", "aggregate"]
+    order = ["curves", "frames", "final", "improvement", "clock", "profile", "aggregate"]
     if results.view == "screening":
-        order = ["aggregate", "heatmap", "profile", "improvement", "curves", "clock", "final"]
+        order = ["aggregate", "heatmap", "profile", "improvement", "curves", "frames", "clock", "final"]
     if results.view == "ablation":
-        order = ["curves", "improvement", "final", "clock", "aggregate"]
+        order = ["curves", "frames", "improvement", "final", "clock", "aggregate"]
     with matplotlib.rc_context(STYLE):
         for name in order:
             yield from makers[name](results)
@@ -75,6 +76,14 @@ def all_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
 def curve_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
     """Learning curves against steps."""
     yield from _curves(results, "curves", "environment steps (joint transitions) of each seed", _against_steps)
+
+
+def frame_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
+    """Learning curves against frames, of tasks on which an action lasts several."""
+    per_step = results.runs.frames_per_step
+    tasks = [task for task in results.tasks if task in per_step]
+    against = lambda cell: (cell.steps * per_step[cell.task], cell.curves)  # noqa: E731
+    yield from _curves(results, "frames", "frames (environment steps times frame skip) of each seed", against, tasks)
 
 
 def clock_figures(results: Results) -> Iterator[tuple[str, str, Figure]]:
@@ -184,9 +193,14 @@ def _against_seconds(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _curves(
-    results: Results, name: str, xlabel: str, against: Callable[[Cell], tuple[np.ndarray, np.ndarray]]
+    results: Results,
+    name: str,
+    xlabel: str,
+    against: Callable[[Cell], tuple[np.ndarray, np.ndarray]],
+    shown: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, str, Figure]]:
-    for number, tasks in enumerate(_pages(results.tasks)):
+    """Curves of all tasks, or of those that are `shown`."""
+    for number, tasks in enumerate(_pages(results.tasks if shown is None else shown)):
         figure, axes = _grid(len(tasks), (4.4, 3.2))
         for axis, task in zip(axes, tasks, strict=True):
             for label in results.labels:

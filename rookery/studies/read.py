@@ -12,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import polars as pl
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError, RunError
+from rookery.core.host import HostTask
 from rookery.core.registry import ALGORITHMS, TASK_FAMILIES
 from rookery.studies.plan import task_label
 from rookery.training import digest, imports
@@ -43,6 +44,10 @@ class Runs:
     members: pl.DataFrame
     """One row per seed and swept value: run, member, seed, preset, label, task, task_name, budget."""
     shards: tuple[Digest, ...]
+    protocols: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What tables of scores say of a task besides its label; by label, of tasks that have something to say."""
+    frames_per_step: Mapping[str, float] = field(default_factory=dict)
+    """By the task's label, where it is not 1."""
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table of all runs, with the members' columns beside it."""
@@ -82,14 +87,17 @@ def open_runs(folders: Sequence[RunFolder]) -> Runs:
     members = [row for folder in folders for row in labels.rows(folder)]
     schema = {"run": pl.String, "member": pl.Int64, "seed": pl.Int64, "preset": pl.String, "label": pl.String}
     schema |= {"task": pl.String, "task_name": pl.String, "budget": pl.Int64}
-    return Runs(tuple(folders), pl.DataFrame(members, schema=schema), tuple(_digests(folders)))
+    frame, digests = pl.DataFrame(members, schema=schema), tuple(_digests(folders))
+    return Runs(tuple(folders), frame, digests, labels.protocols, labels.frames_per_step)
 
 
 class _Labels:
-    """Labels of members; equal configs are parsed once."""
+    """Labels of members, and what their tasks say of themselves; equal configs are parsed once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], str] = {}
+        self.protocols: dict[str, Mapping[str, Any]] = {}
+        self.frames_per_step: dict[str, float] = {}
 
     def rows(self, folder: RunFolder) -> list[dict[str, Any]]:
         """The rows of a run's members."""
@@ -126,9 +134,14 @@ class _Labels:
         key = (name, json.dumps(task))
         if key not in self._known:
             try:
-                self._known[key] = task_label(name, configs.from_json(TASK_FAMILIES[task["family"]], task))
+                config = configs.from_json(TASK_FAMILIES[task["family"]], task)
             except (ConfigError, KeyError):
                 return name
+            label = self._known[key] = task_label(name, config)
+            if isinstance(config, HostTask) and config.protocol:
+                self.protocols[label] = config.protocol
+            if isinstance(config, HostTask) and config.frames_per_step != 1:
+                self.frames_per_step[label] = config.frames_per_step
         return self._known[key]
 
 

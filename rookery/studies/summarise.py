@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -39,9 +41,10 @@ def final_table(results: Results) -> Table:
         if len(cell.finals):
             estimate = results.final_estimates[cell.label, cell.task].floats()
             mean = float(cell.finals.mean())
-            rows.append((cell.task, cell.label, *estimate, mean, len(cell.finals), results.scales[cell.task].unit))
+            about = (mean, len(cell.finals), results.scales[cell.task].unit)
+            rows.append((cell.task, cell.label, *estimate, *about, *_protocol(results, cell.task, max(cell.budgets))))
     note = f"{_METHOD}; evaluation episodes of each seed's {results.compare.policy} policy after training."
-    columns = ("task", "algorithm", *_INTERVAL, "mean", "seeds", "unit")
+    columns = ("task", "algorithm", *_INTERVAL, "mean", "seeds", "unit", *_protocol_columns(results))
     return Table("final", "Absolute metric after training", note, columns, tuple(rows))
 
 
@@ -82,9 +85,10 @@ def steps_table(results: Results) -> Table:
             scores = np.asarray([np.interp(at, cell.steps, curve) for curve in cell.curves])
             if np.isfinite(scores).all():
                 estimate = stats.aggregate([scores], stats.iqm, results.compare.resamples).floats()
-                rows.append((cell.task, cell.label, at, *estimate, len(scores), results.scales[cell.task].unit))
+                about = (len(scores), results.scales[cell.task].unit)
+                rows.append((cell.task, cell.label, at, *estimate, *about, *_protocol(results, cell.task, at)))
     note = f"{_METHOD}; evaluations under way, straight between the two nearest."
-    columns = ("task", "algorithm", "steps", *_INTERVAL, "seeds", "unit")
+    columns = ("task", "algorithm", "steps", *_INTERVAL, "seeds", "unit", *_protocol_columns(results))
     return Table("steps", "Score at given steps", note, columns, tuple(rows))
 
 
@@ -228,6 +232,25 @@ def _scales_note(results: Results) -> str:
     scales = [(task, results.scales[task]) for task in results.scaled_tasks()]
     shown = [f"{task} {show(s.random)} to {show(s.reference)}" for task, s in scales[:12]]
     return f"Scales: {'; '.join(shown)}{'; ...' if len(scales) > 12 else ''}." if shown else ""
+
+
+def _protocol_columns(results: Results) -> tuple[str, ...]:
+    """Columns that tell protocols apart; none if no task has one."""
+    names = dict.fromkeys(name for protocol in results.runs.protocols.values() for name in protocol)
+    return (*(("frames",) if results.runs.frames_per_step else ()), *names)
+
+
+def _protocol(results: Results, task: str, steps: int) -> tuple[Any, ...]:
+    """The cells below those columns, after so many steps; None where a task does not say."""
+    protocol, per_step = results.runs.protocols.get(task, {}), results.runs.frames_per_step
+    known = {name: _yes_or_no(value) for name, value in protocol.items()}
+    if protocol or task in per_step:
+        known["frames"] = round(steps * per_step.get(task, 1.0))
+    return tuple(known.get(name) for name in _protocol_columns(results))
+
+
+def _yes_or_no(value: Any) -> Any:
+    return value if not isinstance(value, bool) else "yes" if value else "no"
 
 
 def _cells(results: Results) -> list[Cell]:

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder `chunk-<index>`. It is written under a side name, synced to the disk and renamed into place,
 so a folder of that name is whole or was damaged later, which its checksums tell. Large stores (replay, memory tables)
-are kept in blocks that checkpoints share, see rookery.training.blocks: only what changed is written.
+and large best policies are kept in blocks that checkpoints share, see rookery.training.blocks: only what changed is
+written.
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def save(
 ) -> Path:
     """Write a checkpoint; once it is durable, remove all but the newest `keep` and the best. Returns its folder.
 
-    Of `stores`, arrays of the state that are written in place, only what changed since the last checkpoint is written.
+    Of `stores`, arrays of the state that change little or seldom, only what changed since the last checkpoint is
+    written. What two of them have in common is written once.
     """
     arrays = flatten(state)
     stored = _large(state, stores)

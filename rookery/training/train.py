@@ -195,7 +195,7 @@ def _loop(
                     score=best(scores).iqm if scores else float("nan"),
                     keep=config.checkpoints.keep,
                     layout=asdict(engine.layout),
-                    stores=config.algo.stores(state.members.algo),
+                    stores=(config.algo.stores(state.members.algo), state.members.best),
                     parts=parts,
                 )
                 facts = {"steps": int(taken.min()), "steps_per_second": round(rate), **_score_facts(scores)}

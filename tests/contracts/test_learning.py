@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from catch import Catch
 from compiled import AS_TRAINED
 from small import assert_same, hasty_jit
 
@@ -228,6 +229,25 @@ def test_a_continuous_task_is_learnt(preset: str) -> None:
     config = RunConfig(preset, "mpe/simple", PRESETS[preset], task, 50_000, evaluation=Evaluation(episodes=128))
     (score,) = learn(config)[1]
     assert chance < -25 and score > 0.5 * chance
+
+
+@pytest.mark.parametrize("preset", ["der", "drq"])
+def test_a_falling_ball_is_caught(preset: str) -> None:
+    """Frames, their stacks, and one gradient step for each transition. Whoever knows the game catches all; the rate is
+    ten times the preset's, for a budget of seconds."""
+    chance, _, _ = random_score(Catch(), 512, jax.random.PRNGKey(0))
+    algo = PRESETS[preset]
+    algo = replace(
+        algo,
+        net=replace(algo.net, width=256, encoder=PRESETS["der"].net.encoder),
+        replay=replace(algo.replay, capacity=2_000, start=200),
+        optimiser=replace(algo.optimiser, lr=1e-3),
+        epsilon=Schedule(1.0, 0.02, steps=500),
+    )
+    config = RunConfig(preset, "catch", algo, Catch(), 1_500, evaluation=Evaluation(episodes=128))
+    (score,) = learn(config)[1]
+    # Half of the way from chance to one who catches all.
+    assert chance < -0.3 and score > chance + 0.5 * (1.0 - chance), (chance, score)
 
 
 def test_learning_is_the_same_twice() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rookery.app.options import load_registries
 from rookery.core.config import to_json
-from rookery.core.registry import PRESETS, TASKS
+from rookery.core.registry import PRESETS, find_task
 from rookery.training.config import RunConfig, Sweep
 from rookery.training.folder import RunFolder
 
@@ -60,7 +60,7 @@ def make_run(tmp_path: Path) -> Make:
         **changes: Any,
     ) -> RunFolder:
         config = RunConfig(
-            preset, task, algo or PRESETS[preset], TASKS[task], steps=1000, seeds=tuple(seeds), sweep=sweep
+            preset, task, algo or PRESETS[preset], find_task(task), steps=1000, seeds=tuple(seeds), sweep=sweep
         )
         config = replace(config, **changes)
         folder = RunFolder.open_or_create(out or tmp_path / "runs", to_json(config), preset, task)

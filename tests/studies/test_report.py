@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from rookery.app.study_cli import catalog_scales
 from rookery.core.registry import PRESETS
-from rookery.studies import plots, report, results, summarise
+from rookery.studies import export, plots, report, results, summarise
 from rookery.studies.plan import Compare, Scale
 from rookery.studies.read import open_runs
 from rookery.studies.tables import Table
@@ -145,6 +146,32 @@ def test_every_axis_has_a_unit(two: list[RunFolder]) -> None:
         assert any(words), name
         if name in ("curves", "clock"):
             assert "mean over agents" in figure.axes[0].get_ylabel()
+
+
+def test_atari_scores_stand_beside_their_protocol(make_run: Make, two: list[RunFolder], tmp_path: Path) -> None:
+    """Sticky actions, life loss and clipping change scores, and budgets are counted in frames: 1,000 steps here."""
+    pytest.importorskip("ale_py")
+    ids = ["atari:Pong", "atari:ALE/Pong-v5", "atari:PongNoFrameskip-v4"]
+    games = [make_run(climb(5), "dqn_atari", task=name, seeds=FIVE) for name in ids]
+    found = gather(*games, two[0])
+    rows = {row["task"]: row for row in table(found, "final")}
+    assert [rows[name]["frames"] for name in ids] == [4000, 4000, 1000]
+    assert [rows[name]["sticky actions"] for name in ids] == [0.0, 0.25, 0.0]
+    assert {(rows[name]["life loss"], rows[name]["clipped rewards"]) for name in ids} == {("no", "yes")}
+    other = rows["matrix/climbing"]
+    assert all(other[name] is None for name in ("frames", "sticky actions", "life loss", "clipped rewards"))
+    at = [row for row in table(found, "steps") if row["task"] == ids[0]]
+    assert [row["frames"] for row in at] == [4 * row["steps"] for row in at] == [1000, 2000, 4000]
+    drawn = {name: figure for name, _, figure in plots.all_figures(found)}
+    # Tasks on which a step is one frame have no curve of their own there.
+    assert [axis.get_title() for axis in drawn["frames"].axes] == ids[:2]
+    assert drawn["frames"].axes[0].lines[0].get_xdata()[-1] == 4000
+    # Where no task has a protocol, tables and figures are as they were.
+    plain = gather(*two)
+    assert "frames" not in table(plain, "final")[0] and "frames" not in [name for name, *_ in plots.all_figures(plain)]
+    export.export(games[:2], "csv", tmp_path / "csv")
+    finals = pl.read_csv(tmp_path / "csv" / "final.csv")
+    assert set(finals["sticky actions"]) == {0.0, 0.25} and set(finals["clipped rewards"]) == {True}
 
 
 @pytest.mark.parametrize("view", ["auto", "ablation", "algorithms", "screening"])

@@ -19,7 +19,10 @@ from small import small_config
 import rookery
 from rookery.core.config import to_json
 from rookery.core.errors import ConfigError
+from rookery.core.registry import PRESETS
+from rookery.training import blocks, checkpoint
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
+from rookery.training.progress import Silent
 from rookery.training.train import Run, evaluate_run
 
 
@@ -136,6 +139,45 @@ def test_members_spread_over_devices_learn_the_same(tmp_path: Path) -> None:
         np.testing.assert_allclose(a[column].to_numpy(), b[column].to_numpy(), rtol=1e-4, atol=1e-4, err_msg=column)
     for x, y in zip(jax.tree.leaves(one.policies), jax.tree.leaves(two.policies), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+class StoppedError(Exception):
+    """Somebody ended the process."""
+
+
+class StopAfter(Silent):
+    """Ends training after so many chunks."""
+
+    def __init__(self, chunks: int) -> None:
+        self.left = chunks
+
+    def update(self, *_: object) -> None:
+        self.left -= 1
+        if not self.left:
+            raise StoppedError
+
+
+def test_a_best_policy_that_stays_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best policy of a memory agent is as large as its memory: checkpoints share it, a resume brings it back."""
+    monkeypatch.setattr(blocks, "SIZE", 256)  # the memory has 1,024 keys
+    keep = Checkpoints(keep=4, seconds=0.0)
+    evaluation = Evaluation(points=2, rows=5, episodes=4, final=4)
+    config = small_config("q", steps=160, algo=PRESETS["q"], evaluation=evaluation, checkpoints=keep)
+    whole = rookery.train(config, tmp_path / "whole")
+    with pytest.raises(StoppedError):  # before the checkpoint of the fifth chunk, after which the policy is evaluated
+        rookery.train(config, tmp_path / "stopped", StopAfter(5))
+    (folder,) = (tmp_path / "stopped").iterdir()
+    found = checkpoint.manifests(folder / "checkpoints")
+    assert len(found) == 4
+    parts = [{name: m.blocks[name] for name in m.blocks if name.startswith(".members.best")} for m in found]
+    assert any("keys" in name for name in parts[0]), "large arrays of the best policy are kept in blocks"
+    assert all(part == parts[0] for part in parts), "no evaluation came between, so nothing of it was written again"
+    memory = [{name: m.blocks[name] for name in m.blocks if name.startswith(".members.algo")} for m in found]
+    assert memory[0] != memory[-1]
+    again = rookery.train(config, tmp_path / "stopped")
+    assert again.metrics().equals(whole.metrics()) and again.final().equals(whole.final())
+    for x, y in zip(jax.tree.leaves(again.policies), jax.tree.leaves(whole.policies), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_a_run_of_another_budget_is_another_run(run: Run, tmp_path: Path) -> None:

@@ -96,6 +96,21 @@ class Atari(HostTask):
         """The static facts of the game."""
         return base.spec_of(self)
 
+    @property
+    def protocol(self) -> dict[str, bool | int | float | str]:
+        """What a table of Atari scores must say."""
+        return {
+            "sticky actions": self.sticky,
+            "life loss": self.life_loss,
+            "clipped rewards": self.clip_rewards,
+            "frames of an episode": self.frames,
+        }
+
+    @property
+    def frames_per_step(self) -> float:
+        """Emulator frames per action."""
+        return (self.frame_skip + (self.frame_skip_min or self.frame_skip)) / 2
+
     def open(self, envs: int) -> HostEnvs:
         """So many games, stepped in a loop. The emulator holds Python's lock: only processes step it in parallel."""
         return base.open_envs(self, envs)
