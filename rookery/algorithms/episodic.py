@@ -91,7 +91,7 @@ class Episodic:
         self.reconstruct.check(self.abstract.method)
         if self.memory == "graph":
             self.graph.check(self.collect.envs)
-            self.abstract.check(self.graph.capacity)
+            self.abstract.check(self.graph.capacity, self.graph.evict)
         else:
             self.dictionary.check(self.collect.envs * self._writer.drain)
         if self.memory == "dictionary" and self.acting.explore == "frontier":

@@ -63,8 +63,18 @@ class Abstract:
     length: Count = 256
     """Nodes of a trajectory that `common` keeps, the first ones."""
 
-    def check(self, capacity: int) -> None:
-        """Refuse thresholds in the wrong order, and more key nodes than the graph can have."""
+    @property
+    def scores(self) -> bool:
+        """Whether key nodes are those with the highest scores."""
+        return self.method in ("gnn", "degree", "common")
+
+    def check(self, capacity: int, evict: str) -> None:
+        """Refuse thresholds in the wrong order, more key nodes than the graph can have, and eviction without scores."""
+        if evict == "score" and not self.scores:
+            raise ConfigError(
+                f"algo.graph.evict score needs scores of nodes, and algo.abstract.method {self.method} gives none: set "
+                "it to gnn, degree or common, or evict lru or visits."
+            )
         if self.method == "cluster" and self.t2 >= self.t1:
             raise ConfigError(f"algo.abstract.t2 ({self.t2}) must be below algo.abstract.t1 ({self.t1}).")
         if self.nodes > capacity:
@@ -126,16 +136,20 @@ class Abstract:
         filled = memory.filled
         if self.method == "cluster":
             return ops.canopy(memory.keys, filled, self.t1, self.t2, self.nodes).center
+        score = self.score(memory, edges, kept, gnn)
+        return ops.top_nodes(score, filled & (score > 0) if self.method == "common" else filled, self.nodes)
+
+    def score(
+        self, memory: GraphState, edges: Edges, kept: Trajectories | None, gnn: GnnState | None
+    ) -> Float[Array, "node"]:
+        """The scores of all nodes, of methods that have them."""
         if self.method == "degree":
             into, out = ops.degrees(edges.next)
-            score = ops.degree_score(into, out, memory.visits, jnp.maximum(memory.nodes, 1))
-        elif self.method == "common":
+            return ops.degree_score(into, out, memory.visits, jnp.maximum(memory.nodes, 1))
+        if self.method == "common":
             assert kept is not None, "made by `empty`"
-            score = _recurrence(memory, kept)
-            filled = filled & (score > 0)
-        else:
-            score = _contrast(memory, edges, self.hops, gnn)
-        return ops.top_nodes(score, filled, self.nodes)
+            return _recurrence(memory, kept)
+        return _contrast(memory, edges, self.hops, gnn)
 
 
 def _recurrence(memory: GraphState, kept: Trajectories) -> Float[Array, "node"]:
@@ -290,7 +304,7 @@ class Reflection(eqx.Module):
     """A trained network of the abstraction only."""
 
 
-_Now = tuple[Array, Array | None, Array, GnnState | None]
+_Now = tuple[Array, Array | None, Array, GnnState | None, Array | None]
 
 
 def reflect(
@@ -301,25 +315,30 @@ def reflect(
     gamma: float,
     iteration: Int[Array, ""],
     key: Array,
+    *,
+    scored: bool = False,
 ) -> tuple[GraphState, Reflection]:
-    """The graph after one call of reconstruction, in every so many iterations."""
+    """The graph after one call of reconstruction, in every so many iterations; `scored`: with new scores of nodes."""
     if reconstruct.method == "none":
         return memory, kept
 
     def call(_: Array, now: _Now) -> _Now:
-        q, priority, made, gnn = now
+        q, priority, made, gnn, score = now
         # The graph with the loop's own values: the ones from outside would have to be kept beside them.
         graph = eqx.tree_at(lambda m: m.q, memory, q)
         keys = None
         if abstract.method != "none":
             gnn = abstract.trained(gnn, graph, live(graph), stream(key, "gnn"))
             keys = abstract.key_nodes(graph, live(graph), kept.trajectories, gnn)
+        if score is not None:
+            score = jnp.where(graph.filled, abstract.score(graph, live(graph), kept.trajectories, gnn), jnp.inf)
         number = iteration // reconstruct.every
         q, priority, more = reconstruct.backups_of(graph, priority, keys, kept.start, number, gamma, key)
-        return q, priority, made + more, gnn
+        return q, priority, made + more, gnn, score
 
     # A loop of no or one round: a branch would copy the values that it returns.
     times = jnp.where(iteration % reconstruct.every == 0, 1, 0)
-    q, priority, updates, gnn = repeat(times, call, (memory.q, kept.priority, kept.updates, kept.gnn))
-    memory = eqx.tree_at(lambda m: m.q, memory, q)
+    start = (memory.q, kept.priority, kept.updates, kept.gnn, memory.score if scored else None)
+    q, priority, updates, gnn, score = repeat(times, call, start)
+    memory = eqx.tree_at(lambda m: (m.q, m.score), memory, (q, memory.score if score is None else score))
     return memory, replace(kept, priority=priority, updates=updates, gnn=gnn)

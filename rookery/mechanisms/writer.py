@@ -231,7 +231,8 @@ class Writer:
         if stream.reflection is None or not isinstance(memory, GraphState):
             return memory, stream
         plan = (self.abstract, self.reconstruct)
-        memory, reflection = reflect(*plan, memory, stream.reflection, self.gamma, iteration, key)
+        scored = isinstance(self.memory, Graph) and self.memory.evict == "score"
+        memory, reflection = reflect(*plan, memory, stream.reflection, self.gamma, iteration, key, scored=scored)
         return memory, replace(stream, reflection=reflection)
 
     def counts(self, memory: Table, stream: Stream) -> Metrics:

@@ -43,7 +43,7 @@ class GraphState(eqx.Module):
     generation: Int[Array, "node"]
     """How often the slot was evicted."""
     score: Float[Array, "node"]
-    """What `evict: score` keeps nodes by; the caller's to set. Infinite for new nodes: kept until scored."""
+    """What `evict: score` keeps nodes by, which abstraction sets. Infinite for new nodes: kept until scored."""
     q: Float[Array, "node action"]
     q_visits: Int[Array, "node action"]
     """Updates of each value; one without any is unknown."""
@@ -153,8 +153,10 @@ class Graph:
     value_rate: Fraction = 0.5
     """How far a known action value moves toward its target."""
     evict: Literal["lru", "visits", "score"] = "lru"
-    """The node that goes when the graph is full: least recently used, least visited (then least recently used), or of
-    the lowest score."""
+    """The node that goes when the graph is full. lru: the least recently used. visits: that with the fewest visits for
+    the square of the time since its last use, so that four times the visits keep a node twice as long; by visits alone
+    a new node, with its one visit, would always be the next to go. score: that with the lowest score by which
+    abstraction chooses key nodes. A node that was just used stays."""
 
     def check(self, rows: int) -> None:
         """Refuse sizes that do not fit together, for inserts of so many rows."""
@@ -323,11 +325,12 @@ class Graph:
         if self.evict == "lru":
             kept = jnp.where(memory.filled, memory.last_use, -1)
             return jnp.where(memory.terminal, jnp.iinfo(jnp.int32).max, kept)
-        if self.evict == "visits":
-            # Less than 1 for the last use: among nodes with few visits, which is where it decides, float32 resolves it.
-            kept = memory.visits + memory.last_use / (jnp.float32(now) + 1.0)
-        else:
-            kept = jnp.clip(memory.score, jnp.finfo(jnp.float32).min / 2, jnp.finfo(jnp.float32).max)
+        idle = now - memory.last_use
+        since = jnp.square(jnp.float32(1) * jnp.maximum(idle, 1))
+        kept = memory.visits / since if self.evict == "visits" else memory.score
+        # An environment stands on a node that was used now: without it, the edge to the new one would be lost.
+        kept = jnp.where(idle > 0, kept, jnp.inf)
+        kept = jnp.clip(kept, jnp.finfo(jnp.float32).min / 2, jnp.finfo(jnp.float32).max)
         return jnp.where(memory.terminal, jnp.inf, jnp.where(memory.filled, kept, jnp.finfo(jnp.float32).min))
 
 

@@ -356,6 +356,34 @@ def test_a_small_maze_is_learned(preset: str) -> None:
     assert np.all(goals > 2 * random), (goals, random)
 
 
+@pytest.mark.parametrize("evict", ["lru", "visits"])
+def test_a_full_graph_goes_on_learning(evict: Any) -> None:
+    """Room for 9 of the 13 cells: what is new must stay long enough to lead somewhere."""
+    seeds = (0, 1, 2)
+    algo = replace(PRESETS["gbmr"], graph=replace(PRESETS["gbmr"].graph, capacity=10, evict=evict))
+    algo = replace(algo, abstract=replace(algo.abstract, nodes=8))
+    state, report = trained(algo, 1500, seeds=seeds)
+    _, chance = trained(replace(algo, acting=Act(Schedule(1.0, 1.0))), 1500, seeds=seeds)
+    goals, random = (np.asarray(x.means["train/success"].total) for x in (report, chance))
+    assert np.all(np.asarray(state.members.algo.view.memory.evictions) > 0)
+    assert np.all(goals > 2 * random), (goals, random)
+
+
+@pytest.mark.parametrize("preset", ["gqsi", "gqil"])
+def test_eviction_by_score_follows_the_abstraction(preset: str) -> None:
+    """Neither score depends on values, so that what is kept is the score of the graph as it is now."""
+    algo = replace(PRESETS[preset], graph=replace(PRESETS[preset].graph, evict="score"))
+    algo = replace(algo, reconstruct=replace(algo.reconstruct, every=1))
+    state, _ = trained(algo, 400)
+    memory, kept = memory_of(state), jax.tree.map(lambda x: x[0], state.members.algo.reflection)
+    want = np.asarray(algo.abstract.score(memory, live(memory), kept.trajectories, None))
+    filled = np.asarray(memory.filled)
+    np.testing.assert_allclose(np.asarray(memory.score)[filled], want[filled], rtol=1e-6)
+    assert np.ptp(want[filled]) > 0 and np.all(np.isinf(np.asarray(memory.score)[~filled]))
+    unscored, _ = trained(PRESETS[preset], 1)
+    assert np.all(np.isinf(np.asarray(memory_of(unscored).score)))
+
+
 def test_gradients_reach_encoder_keys_and_values() -> None:
     algo = replace(PRESETS["nec"].small(), write=Write(n=3, drain=3))
     algo = replace(algo, learn=replace(algo.learn, key_rate=0.1, value_rate=0.1))
@@ -376,6 +404,7 @@ def test_gradients_reach_encoder_keys_and_values() -> None:
         ({"abstract": Abstract("gnn"), "memory": "graph"}, "abstract.method"),
         ({"reconstruct": Reconstruct("sweep")}, "algo.memory graph"),
         ({"acting": Act(explore="frontier")}, "algo.memory graph"),
+        ({"memory": "graph", "graph": Graph(evict="score")}, "algo.graph.evict score needs scores"),
         ({"memory": "graph", "encoder": Encoder("mlp")}, "encoder.kind"),
         ({"encoder": Encoder("conv")}, "images"),
         ({"collect": Collect(envs=1, length=1, restart=True)}, "restart"),

@@ -56,8 +56,12 @@ class Brute:
         node = self.nodes[slot]
         if node is None:
             return (-np.inf, slot)
-        kept = {"lru": (node.last_use,), "visits": (node.visits, node.last_use), "score": (node.score,)}
-        return (*kept[self.config.evict], slot)
+        if self.config.evict == "lru":
+            return (node.last_use, slot)
+        if node.last_use == now:
+            return (np.inf, slot)
+        visits = float(np.float32(node.visits) / np.float32(now - node.last_use) ** 2)
+        return (visits if self.config.evict == "visits" else node.score, slot)
 
     def insert(self, key: np.ndarray, now: int, where: np.ndarray) -> list[int]:
         """Names of the rows' nodes; -1 for masked rows."""

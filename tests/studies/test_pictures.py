@@ -127,6 +127,27 @@ def test_projections_keep_the_main_directions() -> None:
     assert np.isfinite(memory.project(np.ones((1, 6)))[1]).all()
 
 
+def test_a_few_far_keys_do_not_decide_the_projection() -> None:
+    """The first rows of a game, whose stacks are half empty, lie far from all others."""
+    rng = np.random.default_rng(0)
+    key = rng.normal(size=(200, 6)) * (3.0, 2.0, 0.1, 0.1, 0.1, 0.1)
+    far = np.concatenate([key, key[:4] + np.array([0, 0, 0, 0, 40.0, 0])])
+    assert not memory.common(far)[-4:].any() and memory.common(far)[:-4].mean() > 0.9
+    _, directions, share = memory.project(far)
+    assert np.abs(directions[4]).max() < 0.1 and share.sum() > 0.95
+
+
+def test_frames_are_shown_of_key_nodes_and_of_others() -> None:
+    """Six nodes that were read one after the other; nodes 1 and 4 are key nodes."""
+    none = np.zeros((0, 3), int)
+    nodes = memory.Nodes(np.arange(6), np.zeros((6, 2)), np.zeros(6), np.ones(6, int), none, np.array([1, 4]), ())
+    _, step = jax.vmap(MAZE.reset)(jax.random.split(jax.random.PRNGKey(0), 6))
+    one = np.ones((6, 1))
+    seen = memory.Played(step, one, np.arange(6)[:, None], one, one, one > 0)
+    assert memory.pictured(nodes, seen, 4) == [(0, 0), (1, 1), (4, 4), (5, 5)]
+    assert memory.pictured(nodes, seen, 2) == [(1, 1), (4, 4)]
+
+
 def test_increments_are_those_that_training_logs(runs: Callable[[str], Run]) -> None:
     now = moment.at(runs("hyper"))
     looks = hyper.looks_of(now)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -278,7 +278,8 @@ def _draw_reads(
     axis: Axes, nodes: Nodes, place: np.ndarray, path: np.ndarray, seen: Played, row: int, size: float = 75
 ) -> None:
     """An episode, and lines from one of its rows to the nodes that were read there."""
-    axis.plot(*path.T, "-", color=_PLAYED, linewidth=2, alpha=0.7, zorder=3)
+    long = len(path) > 60  # a thick line would hide the nodes
+    axis.plot(*path.T, "-", color=_PLAYED, linewidth=0.6 if long else 2, alpha=0.5 if long else 0.7, zorder=3)
     there = seen.read[row] >= 0
     index, weight = seen.read[row][there], seen.weight[row][there]
     share = weight / weight.max(initial=1e-12)
@@ -336,8 +337,22 @@ def _legend(axis: Axes, moment: Moment, nodes: Nodes) -> None:
 # --- as a projection
 
 
+def common(key: Float[np.ndarray, "node dim"]) -> Bool[np.ndarray, "node"]:
+    """The 95% of the keys that are nearest to their median.
+
+    A few that lie far away would decide both directions of a projection, and all others would be one spot: the first
+    rows of a game, for example, whose stacks are half empty.
+    """
+    if not len(key):
+        return np.zeros(0, bool)
+    distance = np.linalg.norm(key - np.median(key, axis=0), axis=1)
+    return distance <= np.quantile(distance, 0.95, method="higher")
+
+
 def project(key: Float[np.ndarray, "node dim"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The mean of the keys, their two main directions [dim, 2] (PCA by SVD), and each one's share of the variance."""
+    """The mean of the common keys, their two main directions [dim, 2] (PCA by SVD), and each one's share of the
+    variance."""
+    key = key[common(key)]
     mean = key.mean(axis=0) if len(key) else np.zeros(key.shape[1])
     _, size, directions = np.linalg.svd(key - mean, full_matrices=False)
     two = np.zeros((key.shape[1], 2))
@@ -352,15 +367,19 @@ def projection_figure(moment: Moment) -> Figure:
     """The keys projected to a plane, colored by value, with a greedy episode and what it read."""
     nodes, spec = nodes_of(moment), moment.config.task.spec
     mean, directions, share = project(nodes.key)
-    place = (nodes.key - mean) @ directions
+    flat = (nodes.key - mean) @ directions
     seen = played(moment, nodes)
-    path = (seen.query - mean) @ directions
+    inner = flat[common(nodes.key)] if len(flat) else np.zeros((1, 2))
+    margin = 0.25 * np.ptp(inner, axis=0) + 1e-9
+    low, high = inner.min(axis=0) - margin, inner.max(axis=0) + margin
+    place, path = np.clip(flat, low, high), np.clip((seen.query - mean) @ directions, low, high)
+    outside = int(np.sum(np.any(flat != place, axis=1)))
     figure = Figure(figsize=(11.5, 6.2))
     grid = figure.add_gridspec(2, 2, width_ratios=(1, 0.26))
     axis, bars = figure.add_subplot(grid[:, 0]), figure.add_subplot(grid[0, 1])
     if len(nodes.edges):
-        inner = nodes.edges[nodes.edges[:, 1] >= 0][:_EDGES]
-        lines = np.stack([place[inner[:, 0]], place[inner[:, 1]]], axis=1)
+        between = nodes.edges[nodes.edges[:, 1] >= 0][:_EDGES]
+        lines = np.stack([place[between[:, 0]], place[between[:, 1]]], axis=1)
         axis.add_collection(LineCollection(list(lines), colors=_EDGE, linewidths=0.4, alpha=0.35, zorder=1))
     for way in nodes.paths:
         axis.plot(*place[way[:, 0]].T, color=_PATH, linewidth=1.8, alpha=0.4, zorder=2)
@@ -374,7 +393,8 @@ def projection_figure(moment: Moment) -> Figure:
     axis.scatter(*place[nodes.key_nodes].T, s=130, facecolors="none", edgecolors=_KEY, linewidths=1.5, zorder=5)
     row = len(path) // 2
     _draw_reads(axis, nodes, place, path, seen, row, size=30)
-    axis.set_xlabel(f"first main direction of the keys ({share[0]:.0%} of their variance)")
+    cut = f"; {outside:,} far nodes are drawn at the edges" if outside else ""
+    axis.set_xlabel(f"first main direction of the keys ({share[0]:.0%} of their variance{cut})")
     axis.set_ylabel(f"second main direction ({share[1]:.0%})")
     axis.set_title(f"{_counts(moment, nodes)}; area: visits; a greedy episode of {len(path) - 1} steps", fontsize=9)
     if len(spec.obs_shape) == 3:
@@ -387,7 +407,7 @@ def projection_figure(moment: Moment) -> Figure:
 
 
 def pictured(nodes: Nodes, seen: Played, count: int = _THUMBNAILS) -> list[tuple[int, int]]:
-    """Pairs (node, row of the episode): key nodes that the episode read first of all, or else the nodes it read.
+    """Pairs (node, row of the episode): key nodes that the episode read, and so many of the other nodes it read.
 
     A memory keeps no frames; a node's frame is that of the row whose reading weighed the node most.
     """
@@ -397,10 +417,14 @@ def pictured(nodes: Nodes, seen: Played, count: int = _THUMBNAILS) -> list[tuple
         node, weight = int(seen.read[row, k]), float(seen.weight[row, k])
         if node >= 0 and weight > best.get(node, (0.0, 0))[0]:
             best[node] = (weight, row)
-    chosen = [node for node in best if node in nodes.key_nodes] or list(best)
-    spread = sorted(chosen, key=lambda node: best[node][1])
-    keep = np.unique(np.linspace(0, len(spread) - 1, min(count, len(spread))).round().astype(int)) if spread else []
-    return [(spread[i], best[spread[i]][1]) for i in keep]
+    keys = _evenly([node for node in best if node in nodes.key_nodes], count)
+    others = _evenly([node for node in best if node not in nodes.key_nodes], count - len(keys))
+    return [(node, best[node][1]) for node in sorted(keys + others, key=lambda node: best[node][1])]
+
+
+def _evenly(items: list[int], count: int) -> list[int]:
+    """So many of these, evenly spaced."""
+    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int))]
 
 
 def _thumbnails(axis: Axes, nodes: Nodes, place: np.ndarray, seen: Played) -> None:
@@ -432,7 +456,8 @@ def frame(obs: np.ndarray) -> np.ndarray:
     if channels == 3 and obs.dtype == np.uint8:
         return obs
     if obs.dtype == np.uint8 or channels == 1:
-        return obs[..., -1] / max(float(obs.max()), 1.0)
+        newest = obs[..., -1].astype(float)
+        return (newest - newest.min()) / max(float(np.ptp(newest)), 1e-9)
     colors = matplotlib.colormaps["tab10"](np.arange(channels) % 10)[:, :3]
     planes = (obs > 0)[..., None] * colors
     return np.where((obs > 0).any(axis=-1, keepdims=True), planes.max(axis=-2), 0.08)
