@@ -541,10 +541,12 @@ def test_a_process_whose_reader_leaves_is_quiet() -> None:
 
 
 def test_an_interrupted_process_exits_with_130(tmp_path: Path) -> None:
+    # A process that is started in the background of a shell ignores SIGINT, and so do its children.
     stand_in = (
-        "import sys, time, types\n"
+        "import signal, sys, time, types\n"
         "from pathlib import Path\n"
         "from rookery.app import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "module = types.ModuleType('rookery.training.train')\n"
         "def resume(path, progress, log):\n"
         "    print('ready', flush=True)\n"
