@@ -17,7 +17,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch_peers
 from common import Row, add_out, beside, markdown, save
 from scaling import answer, apart
 from torch_peers import Case, of_torch
@@ -59,7 +58,7 @@ def main() -> None:
     parser.add_argument("--torch-python", type=Path, help="an interpreter with its requirements")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=torch_peers.SECONDS, help="of learning, on both sides")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of learning, on both sides")
     parser.add_argument("--memory", action="store_true", help="only print what a million transitions take")
     add_out(parser)
     given = parser.parse_args()
@@ -68,22 +67,22 @@ def main() -> None:
         return
     if given.epymarl is None or given.torch_python is None:
         parser.error("--epymarl and --torch-python are needed (or --memory).")
-    torch_peers.SECONDS = given.seconds
     rows: list[Row] = []
     for name in given.only:
-        rows += compare(name, given.epymarl.resolve(), given.torch_python, given.rounds)
+        rows += compare(name, given.epymarl.resolve(), given)
         print(markdown(rows), flush=True)
         save(given.out, "maddpg", rows)
 
 
-def compare(name: str, checkout: Path, python: Path, rounds: int) -> list[Row]:
+def compare(name: str, checkout: Path, given: argparse.Namespace) -> list[Row]:
     """Both sides in turn; a row for each way that we play."""
     case, settings = CASES[name]
     theirs, ours = [], {way: [] for way in OURS}
-    for _ in range(rounds):
-        theirs.append(round(case.steps * of_torch(case, checkout, python)["updates_per_second"]))
+    for _ in range(given.rounds):
+        found = of_torch(case, checkout, given.torch_python, given.seconds)
+        theirs.append(round(case.steps * found["updates_per_second"]))
         for way, more in OURS.items():
-            work = apart("rate", preset=case.preset, seconds=torch_peers.SECONDS, **{**settings, **more})
+            work = apart("rate", preset=case.preset, seconds=given.seconds, **{**settings, **more})
             ours[way].append(answer(work)["steps_per_second"])
     return [beside(f"MADDPG, {name}, {way}", rates, "EPyMARL", theirs) for way, rates in ours.items()]
 
