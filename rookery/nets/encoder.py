@@ -14,6 +14,7 @@ from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Whole
 from rookery.nets.layers import Linear, linear, orthogonal
+from rookery.ops.convolution import convolve, same_padding
 
 # (filters, size, stride) of each convolution.
 _LAYERS = {
@@ -32,9 +33,9 @@ class Conv(eqx.Module):
     bias: Float[Array, "n_out"]
 
     def __call__(self, x: Float[Array, "b h w n"], stride: int, padding: str = "VALID") -> Float[Array, "b y x m"]:
-        dims = ("NHWC", "HWIO", "NHWC")
-        y = jax.lax.conv_general_dilated(x, self.weight, (stride, stride), padding, dimension_numbers=dims)
-        return y + self.bias
+        if padding == "SAME":
+            x = same_padding(x, self.weight.shape[0], stride)
+        return convolve(x, self.weight, stride) + self.bias
 
 
 class EncoderParams(eqx.Module):
