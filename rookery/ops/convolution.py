@@ -9,6 +9,7 @@ axes in that order.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +18,26 @@ from jaxtyping import Array, Float
 _ORDER = ("NHWC", "HWIO", "NHWC")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(
     x: Float[Array, "b h w n_in"], weight: Float[Array, "y x n_in n_out"], stride: int
 ) -> Float[Array, "b h2 w2 n_out"]:
     """The convolution of images without padding; rows and columns that no window reaches are ignored."""
+    return _convolve(x, weight, stride)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolve(x: Array, weight: Array, stride: int) -> Any:
     return jax.lax.conv_general_dilated(x, weight, (stride, stride), "VALID", dimension_numbers=_ORDER)
 
 
 def same_padding(x: Float[Array, "b h w n"], size: int, stride: int) -> Float[Array, "b h2 w2 n"]:
     """Images with the zeros around them that keep their area, divided by the stride, in a convolution."""
     pads = jax.lax.padtype_to_pads(x.shape[1:3], (size, size), (stride, stride), "SAME")
-    return jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    return jax.lax.pad(x, jnp.float32(0), [(0, 0, 0), *((low, high, 0) for low, high in pads), (0, 0, 0)])
 
 
 def _forward(x: Array, weight: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
-    return convolve(x, weight, stride), (x, weight)
+    return _convolve(x, weight, stride), (x, weight)
 
 
 def _backward(stride: int, kept: tuple[Array, Array], dy: Float[Array, "b h2 w2 n_out"]) -> tuple[Array, Array]:
@@ -62,4 +67,4 @@ def _of_kernel(x: Array, weight: Array, dy: Array, spans: list[int], stride: int
     return jnp.transpose(found, (1, 2, 0, 3))
 
 
-convolve.defvjp(_forward, _backward)
+_convolve.defvjp(_forward, _backward)  # pyright: ignore[reportUnknownMemberType]
