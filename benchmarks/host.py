@@ -269,6 +269,10 @@ def sb3(given: argparse.Namespace) -> list[Row]:
     ]
 
 
+_QMIX = (("1 environment", 20_000), ("8 environments", 60_000))
+"""Cases of torch_peers.py, and the steps of one measurement."""
+
+
 def epymarl(given: argparse.Namespace) -> list[Row]:
     """EPyMARL's script, in the same interpreter; both sides step mpe2's environment."""
 
@@ -289,9 +293,6 @@ def epymarl(given: argparse.Namespace) -> list[Row]:
         in_turn(name, partial(mine, case, steps), "EPyMARL", partial(theirs, case), given.rounds)
         for case, name, steps in cases
     ]
-
-
-_QMIX = (("1 environment", 20_000), ("8 environments", 60_000))
 
 
 ALE = """

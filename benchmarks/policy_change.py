@@ -40,7 +40,7 @@ def main() -> None:
         folder = run.folder(given.out)
         if folder.path.exists() and folder.status().state == "complete":
             members = folder.metrics().sort("steps").partition_by("member", maintain_order=True)
-            tasks[run.config.task_name][run.config.preset] = members
+            tasks[run.task][run.label] = members
     for share in given.shares:
         rows = [row for task, found in tasks.items() for row in at_share(task, found, share)]
         print(f"\nAt {share:.0%} of the way\n\n{markdown(rows)}")
@@ -56,7 +56,7 @@ def at_share(task: str, found: dict[str, list[pl.DataFrame]], share: float) -> l
         name: [moment(member, curve, level) for member, curve in zip(found[name], members, strict=True)]
         for name, members in curves.items()
     }
-    return [{"task": task, "preset": name, **summary(moments)} for name, moments in found_at.items()]
+    return [{"task": task, "algorithm": name, **summary(moments)} for name, moments in found_at.items()]
 
 
 def smoothed(member: pl.DataFrame) -> np.ndarray:
