@@ -1,0 +1,64 @@
+"""Scores of Stable-Baselines3's TD3 and SAC at the settings, budgets and number of seeds of studies/continuous.toml.
+
+    python benchmarks/continuous.py --torch-python PYTHON [--seeds 5] [--out FILE]
+
+Each seed's last policy plays 100 greedy episodes; the study's table has the last policies of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import Row, add_out, markdown, save
+
+BUDGETS = {"Pendulum-v1": 40_000, "LunarLanderContinuous-v3": 100_000}
+# Four environments; after 16 transitions, four gradient steps.
+COMMON: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "buffer_size": 50_000,
+    "learning_starts": 1000,
+    "batch_size": 256,
+    "tau": 0.005,
+    "gamma": 0.99,
+    "train_freq": 4,
+    "gradient_steps": 4,
+    "policy_kwargs": {"net_arch": [64, 64]},
+}
+NOISE = {"TD3": 0.1, "SAC": 0.0}
+
+
+def learn(python: str, algorithm: str, task: str, seed: int) -> dict[str, Any]:
+    """Score and rate of one seed, in a process of its own."""
+    request = {"algorithm": algorithm, "task": task, "seed": seed, "envs": 4, "threads": 1, "warm_up": 0}
+    request |= {"steps": BUDGETS[task], "episodes": 100, "noise": NOISE[algorithm], "settings": COMMON}
+    command = [python, str(Path(__file__).parent / "sb3_side.py"), json.dumps(request)]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """One row for each task and algorithm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch-python", required=True, help="an interpreter with stable-baselines3")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tasks", nargs="+", choices=BUDGETS, default=list(BUDGETS))
+    add_out(parser)
+    args = parser.parse_args()
+    rows: list[Row] = []
+    for task in args.tasks:
+        for algorithm in NOISE:
+            runs = [learn(args.torch_python, algorithm, task, seed) for seed in range(args.seeds)]
+            scores = [round(run["score"], 1) for run in runs]
+            rate = round(float(np.median([run["steps_per_second"] for run in runs])))
+            rows.append({"task": task, "algorithm": algorithm, "scores": scores, "steps_per_second": rate})
+            print(markdown(rows[-1:]), flush=True)
+            save(args.out, "continuous", rows)
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()
