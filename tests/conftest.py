@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jaxtyping import install_import_hook
@@ -19,7 +21,7 @@ install_import_hook([f"rookery.{name}" for name in PACKAGES], "typecheck.check")
 CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "xla"
 os.environ["ROOKERY_CACHE"] = str(CACHE)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"  # single operations are compiled faster than kept
 
 # Nearly every program here runs a few times: compiling it fast matters, running it fast does not. The processes that
 # tests start compile alike; what trains for long or looks at buffers asks for it (AS_TRAINED). Fusion emitters make
@@ -38,6 +40,26 @@ gc.set_threshold(100_000, 50, 100)
 SLOW = ("e2e", "contracts", "docs/test_extending.py", "studies/test_executors.py", "studies/test_study_cli.py")
 SLOW += ("training/test_resume.py", "training/test_shards.py", "training/test_train.py", "training/host")
 SLOW += ("tasks/host/test_host_real.py",)
+
+
+def shared_contexts(make: Callable[[], Any], programs: int) -> Callable[[], Any]:
+    """Contexts that serve so many programs each: they keep what they have seen. Threads may share them."""
+    contexts, turns = [], itertools.count()
+
+    def context() -> Any:
+        if next(turns) % programs == 0:
+            contexts[:] = [make()]
+        return contexts[0]
+
+    return context
+
+
+def pytest_configure() -> None:
+    """Most programs here are single operations on new shapes: making an MLIR context for each would take longer than
+    the rest of lowering it. JAX reads the variables above when it is imported."""
+    from jax._src.interpreters import mlir
+
+    mlir.make_ir_context = shared_contexts(mlir.make_ir_context, programs=200)
 
 
 @pytest.fixture
