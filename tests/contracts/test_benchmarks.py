@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ["atari", "host", "hyper", "maddpg", "maze", "mechanisms", "memory", "originals", "peers"]
+SCRIPTS = ["atari", "continuous", "host", "hyper", "maddpg", "maze", "mechanisms", "memory", "originals", "peers"]
 SCRIPTS += ["policy_change", "scaling", "scripted", "studies_scale", "tables", "time_to_score", "torch_peers"]
 
 

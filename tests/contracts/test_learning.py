@@ -198,7 +198,7 @@ def assert_maze_is_solved(preset: str, algo: Any, steps: int) -> None:
         ("qmix", 250_000),
         ("differ_vdn", 200_000),
         ("differ_qmix", 120_000),
-        ("differ_transformer", 200_000),
+        ("differ_transformer", 100_000),
         ("super_dqn", 120_000),
         ("super_qmix", 120_000),
         ("inspire_qmix", 120_000),
