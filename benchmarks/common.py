@@ -49,6 +49,14 @@ def beside(name: str, ours: list[float], peer: str, theirs: list[float]) -> Row:
     return {"name": name, "peer": peer, **best, "ratio": ratio, "rounds": {"ours": ours, "theirs": theirs}}
 
 
+def answer(command: list[str]) -> dict[str, Any]:
+    """The JSON in the last line that a process prints; if it fails, what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def least_seconds(
     calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:

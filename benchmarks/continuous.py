@@ -1,6 +1,6 @@
 """Scores of Stable-Baselines3's TD3 and SAC at the settings, budgets and number of seeds of studies/continuous.toml.
 
-    python benchmarks/continuous.py --torch-python PYTHON [--seeds 5] [--out FILE]
+    python benchmarks/continuous.py --torch-python PYTHON [--seeds 5] [--tasks Pendulum-v1] [--out FILE]
 
 Each seed's last policy plays 100 greedy episodes; the study's table has the last policies of ours.
 """
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import Row, add_out, markdown, save
+from common import Row, add_out, answer, markdown, save
 
 BUDGETS = {"Pendulum-v1": 40_000, "LunarLanderContinuous-v3": 100_000}
 # Four environments; after 16 transitions, four gradient steps.
@@ -36,8 +35,7 @@ def learn(python: str, algorithm: str, task: str, seed: int) -> dict[str, Any]:
     """Score and rate of one seed, in a process of its own."""
     request = {"algorithm": algorithm, "task": task, "seed": seed, "envs": 4, "threads": 1, "warm_up": 0}
     request |= {"steps": BUDGETS[task], "episodes": 100, "noise": NOISE[algorithm], "settings": COMMON}
-    command = [python, str(Path(__file__).parent / "sb3_side.py"), json.dumps(request)]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    return answer([python, str(Path(__file__).parent / "sb3_side.py"), json.dumps(request)])
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch_peers
-from common import Row, add_out, beside, save
+from common import Row, add_out, answer, beside, save
 
 from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import ActionSpec, Collect, Spec
@@ -251,11 +251,7 @@ def sb3(given: argparse.Namespace) -> list[Row]:
     def theirs(peer: Peer, turn: int) -> int:
         request = {"task": peer.task, "algorithm": peer.algorithm, "envs": peer.envs, "settings": peer.settings}
         request |= {"warm_up": 2 * peer.rollout, "steps": budget(peer), "threads": 1 - turn % 2}
-        command = [str(given.torch_python), str(HERE / "sb3_side.py"), json.dumps(request)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-        return json.loads(done.stdout.splitlines()[-1])["steps_per_second"]
+        return answer([str(given.torch_python), str(HERE / "sb3_side.py"), json.dumps(request)])["steps_per_second"]
 
     def budget(peer: Peer) -> int:
         return max(round(peer.steps * given.budget), 4 * peer.rollout)
