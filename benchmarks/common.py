@@ -49,11 +49,11 @@ def beside(name: str, ours: list[float], peer: str, theirs: list[float]) -> Row:
     return {"name": name, "peer": peer, **best, "ratio": ratio, "rounds": {"ours": ours, "theirs": theirs}}
 
 
-def answer(command: list[str]) -> dict[str, Any]:
+def answer(command: list[str], env: dict[str, str] | None = None) -> dict[str, Any]:
     """The JSON in the last line that a process prints; if it fails, what it said."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+        raise SystemExit(f"{' '.join(command)[:200]} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from common import Row, add_out, answer, markdown, save
 
-BUDGETS = {"Pendulum-v1": 40_000, "LunarLanderContinuous-v3": 100_000}
-# Four environments; after 16 transitions, four gradient steps.
+STUDY = tomllib.loads((Path(__file__).parents[1] / "studies" / "continuous.toml").read_text())
+BUDGETS = {task["name"].removeprefix("gymnasium:"): task["steps"] for task in STUDY["tasks"]}
+OURS = STUDY["algorithms"][0]
+# One gradient step for every four environment steps: with four environments, four steps after 16 transitions.
 COMMON: dict[str, Any] = {
-    "learning_rate": 1e-3,
-    "buffer_size": 50_000,
+    "learning_rate": OURS["optimiser"]["lr"],
+    "buffer_size": OURS["replay"]["capacity"],
     "learning_starts": 1000,
-    "batch_size": 256,
-    "tau": 0.005,
+    "batch_size": OURS["replay"]["batch"],
+    "tau": OURS["target"]["tau"],
     "gamma": 0.99,
-    "train_freq": 4,
-    "gradient_steps": 4,
+    "train_freq": OURS["collect"]["length"],
+    "gradient_steps": 4 * OURS["replay"]["steps_per_sequence"],
     "policy_kwargs": {"net_arch": [64, 64]},
 }
 NOISE = {"TD3": 0.1, "SAC": 0.0}
@@ -33,7 +36,14 @@ NOISE = {"TD3": 0.1, "SAC": 0.0}
 
 def learn(python: str, algorithm: str, task: str, seed: int) -> dict[str, Any]:
     """Score and rate of one seed, in a process of its own."""
-    request = {"algorithm": algorithm, "task": task, "seed": seed, "envs": 4, "threads": 1, "warm_up": 0}
+    request = {
+        "algorithm": algorithm,
+        "task": task,
+        "seed": seed,
+        "envs": OURS["collect"]["envs"],
+        "threads": 1,
+        "warm_up": 0,
+    }
     request |= {"steps": BUDGETS[task], "episodes": 100, "noise": NOISE[algorithm], "settings": COMMON}
     return answer([python, str(Path(__file__).parent / "sb3_side.py"), json.dumps(request)])
 

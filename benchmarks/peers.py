@@ -14,7 +14,6 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import Row, add_out, save
+from common import Row, add_out, answer, save
 
 HERE = Path(__file__).resolve().parent
 
@@ -127,8 +126,8 @@ def compare(name: str, checkout: Path, peer_python: Path, rounds: int) -> dict[s
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(rounds):
             sides["ours"].append(_run(ours, f"{cache}/ours"))
-            answer = _run(theirs, f"{cache}/jaxmarl", {"PYTHONPATH": str(checkout)})
-            sides["jaxmarl"].append(_peer_rates(case, answer))
+            said = _run(theirs, f"{cache}/jaxmarl", {"PYTHONPATH": str(checkout)})
+            sides["jaxmarl"].append(_peer_rates(case, said))
     return {side: _summary(answers) for side, answers in sides.items()}
 
 
@@ -136,10 +135,7 @@ def _run(command: list[str], cache: str, extra: dict[str, str] | None = None) ->
     """One measuring process; its last line of output is its answer."""
     env = dict(os.environ, JAX_COMPILATION_CACHE_DIR=cache, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
     env["STARTED"] = str(time.time())
-    done = subprocess.run(command, env=env | (extra or {}), capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)[:200]} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return answer(command, env | (extra or {}))
 
 
 def measure_ours(case: Case) -> dict[str, Any]:
