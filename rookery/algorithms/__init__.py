@@ -1,3 +1,3 @@
 """Algorithm families and their presets."""
 
-from rookery.algorithms import presets, presets_atari, presets_memory, teams  # noqa: F401  (fills the registry)
+from rookery.algorithms import about, presets, presets_atari, presets_memory, teams  # noqa: F401  (fills the registry)

@@ -198,15 +198,22 @@ class Tasks(Imports):
 
 @dataclass(frozen=True)
 class Algorithms(Imports):
-    """List presets: family, what it is, what it needs."""
+    """List presets: what they are and what they need."""
 
+    filter: tyro.conf.Positional[str] = ""
+    """Show only presets whose name begins with this, and what they change of their family's defaults."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> int:
         """Run the command."""
         load_registries()
-        print_rows([preset_row(name, algo) for name, algo in PRESETS.items()], self.json)
+        rows = [preset_row(name, algo) for name, algo in PRESETS.items() if name.startswith(self.filter)]
+        if not rows:
+            raise ConfigError(f"no preset's name begins with '{self.filter}'.{suggest(self.filter, PRESETS)}")
+        if not (self.filter or self.json):
+            rows = [{name: value for name, value in row.items() if name != "settings"} for row in rows]
+        print_rows(rows, self.json)
         return 0
 
 

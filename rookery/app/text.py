@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import TASKS
+from rookery.core.registry import ABOUT, TASKS
 from rookery.core.stats import INTERVAL
 from rookery.training.config import RunConfig
 
@@ -55,13 +55,13 @@ def _fact(value: Any) -> str:
 
 
 def preset_row(name: str, algo: Any) -> Row:
-    """What a preset is: its family's description, its differences from the family's defaults, its needs."""
+    """What a preset is, what it needs, and its differences from the family's defaults."""
     lines = (type(algo).__doc__ or "").splitlines() or [""]
     return {
         "preset": name,
         "family": algo.family,
         "needs": needs(algo),
-        "description": lines[0],
+        "description": ABOUT.get(name, lines[0]),
         "settings": " ".join(configs.overrides(type(algo)(), algo)),
     }
 
@@ -72,21 +72,37 @@ def needs(algo: Any) -> str:
 
     def accepts(kind: Any, cooperative: bool = True, **facts: Any) -> bool:
         teams = () if cooperative else ("good", "adversary")
-        facts = {"agents": ("a", "b"), "position": (0, 1), "teams": teams, "cooperative": cooperative, **facts}
+        known = {"obs_shape": (4,), "position": (0, 1), "teams": teams, "cooperative": cooperative}
         try:
-            algo.check(Spec("probe", obs_shape=(4,), action=ActionSpec(kind, (2,)), limit=25, **facts))
+            algo.check(Spec("probe", action=ActionSpec(kind, (2,)), limit=25, **{**known, **facts}))
         except ConfigError:
             return False
         return True
 
+    pair: dict[str, Any] = {"agents": ("a", "b")}
+    alone: dict[str, Any] = {"agents": ("a",)}
+    images = {"obs_shape": (84, 84, 4), "obs_dtype": "uint8", "frames": 4, "position": ()}
     kinds = ("discrete", "multi_discrete", "multi_binary", "box")
-    usable = [kind for kind in kinds if accepts(kind)]
-    actions = "any actions" if len(usable) == len(kinds) else " or ".join(usable) + " actions"
-    mixed = any(accepts(kind, False) for kind in usable)
-    wants = [actions, "any rewards" if mixed else "a cooperative task"]
-    if not any(accepts(kind, position=()) for kind in usable):
+    worlds = [pair, alone, {**pair, **images}, {**alone, **images}]
+    # The first world that it accepts; what it accepts elsewhere adds nothing that it needs.
+    usable, world = next(
+        ((usable, world) for world in worlds if (usable := [kind for kind in kinds if accepts(kind, **world)])),
+        ([], pair),
+    )
+    if not usable:
+        return "unknown"
+    several = world["agents"] == pair["agents"]
+    wants = ["any actions" if len(usable) == len(kinds) else " or ".join(usable) + " actions"]
+    if several:
+        mixed = any(accepts(kind, False, **world) for kind in usable)
+        wants.append("any rewards" if mixed else "a cooperative task")
+    if "obs_shape" in world:
+        wants.append("images")
+    elif not any(accepts(kind, **world, position=()) for kind in usable):
         wants.append("positions")
-    if not any(accepts(kind, agents=("a",)) for kind in usable):
+    if not several:
+        wants.append("one agent")
+    elif not any(accepts(kind, **{**world, **alone}) for kind in usable):
         wants.append("two agents")
     return ", ".join(wants)
 

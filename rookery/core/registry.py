@@ -16,6 +16,8 @@ TASK_FAMILIES: dict[str, type] = {}
 """family -> config class with the methods of `Task`."""
 PRESETS: dict[str, Any] = {}
 """preset name -> algorithm config."""
+ABOUT: dict[str, str] = {}
+"""preset name -> what it is, in one line."""
 TASKS: dict[str, Any] = {}
 """task name -> task config."""
 TASK_PREFIXES: dict[str, Callable[[str], Any]] = {}

@@ -20,7 +20,7 @@ import pytest
 from rookery.app import cli, options, text
 from rookery.core.config import from_json, to_json
 from rookery.core.errors import ConfigError, RunError, TrainingError
-from rookery.core.registry import ALGORITHMS, PRESETS, TASK_FAMILIES, TASKS
+from rookery.core.registry import ABOUT, ALGORITHMS, PRESETS, TASK_FAMILIES, TASKS
 from rookery.core.types import ActionSpec, Collect, Spec
 from rookery.training.config import Evaluation, RunConfig, Sweep
 from rookery.training.folder import RunFolder
@@ -482,9 +482,26 @@ def test_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
         "description": "A toy algorithm.",
         "settings": "width=128",
     }
-    assert rows["qmix"]["needs"] == "discrete actions, a cooperative task"
+    needs = {name: row["needs"] for name, row in rows.items()}
+    assert needs["qmix"] == "discrete actions, a cooperative task"
+    assert needs["inspire_qmix"] == "discrete actions, a cooperative task, positions, two agents"
+    assert needs["ippo"] == "any actions, any rewards"
+    assert needs["nec"] == "discrete actions, one agent"
+    assert needs["nec_atari"] == "discrete actions, images, one agent"
+    assert "unknown" not in needs.values()
     assert cli.main(["algorithms"]) == 0
-    assert ["toy-wide", "toy"] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    listed = capsys.readouterr().out
+    assert ["toy-wide", "toy"] in [line.split()[:2] for line in listed.splitlines()]
+    assert "width=128" not in listed
+    assert cli.main(["algorithms", "toy-w"]) == 0
+    assert "width=128" in capsys.readouterr().out
+    assert cli.main(["algorithms", "qmicks"]) == 2
+    assert "no preset's name begins with 'qmicks'" in capsys.readouterr().err
+
+
+def test_every_preset_is_described() -> None:
+    shipped = {name for name, algo in PRESETS.items() if type(algo).__module__.startswith("rookery.")}
+    assert set(ABOUT) == shipped
 
 
 def test_tasks(capsys: pytest.CaptureFixture[str]) -> None:
