@@ -150,6 +150,33 @@ def test_prey_of_facmac_belongs_to_the_environment() -> None:
     assert task.spec.n_agents == 6 and len(world_of(task).ids) == 8
 
 
+def facmac(places: list[list[float]]) -> Any:
+    """The world of simple_facmac_3a with three hunters, a prey and two landmarks in these places, at rest."""
+    state, _ = TASKS["mpe/simple_facmac_3a"].reset(KEY)
+    where = jnp.array([*places, [0.0, 1.0], [3.0, 3.0]])
+    return type(state)(state.env.replace(p_pos=where, p_vel=jnp.zeros_like(where)), state.t)
+
+
+def test_sight_of_facmac_is_of_each_thing_by_itself() -> None:
+    """A hunter sees what is within 1.5 of it, however far away the others are."""
+    task = TASKS["mpe/simple_facmac_3a"]
+    state = facmac([[0.0, 0.0], [5.0, 5.0], [-1.0, 0.0], [1.0, 0.0]])
+    _, step = hasty_jit(task.step)(state, jnp.zeros((3, 5)), KEY)
+    obs, where = np.asarray(step.obs[0]), np.asarray(state.env.p_pos)
+    np.testing.assert_allclose(obs[4:8], [*where[4], 0.0, 0.0], atol=1e-6)  # the near landmark only
+    np.testing.assert_allclose(obs[8:12], [0.0, 0.0, *where[2]], atol=1e-6)  # of the hunters, the near one
+    np.testing.assert_allclose(obs[12:14], where[3], atol=0.1)  # the prey, which has moved
+    assert np.any(obs[14:16] != 0.0)
+    np.testing.assert_array_equal(step.obs[1, 4:], 0.0)
+
+
+def test_prey_of_facmac_flees_the_nearest_hunter() -> None:
+    task = TASKS["mpe/simple_facmac_3a"]
+    state = facmac([[-0.3, -0.5], [5.0, 5.0], [5.0, -5.0], [0.0, -0.5]])
+    speeds = [hasty_jit(task.step)(state, jnp.zeros((3, 5)), jax.random.PRNGKey(i))[0].env.p_vel[3] for i in range(5)]
+    assert np.all(np.array(speeds)[:, 0] > 0.05)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -86,7 +87,8 @@ class Mpe(JaxmarlTask):
             kwargs |= {"num_agents": self.agents, "num_landmarks": self.agents}
         # Not the package: it imports matplotlib, to draw.
         module = "simple_facmac" if self.scenario in _FACMAC else self.scenario
-        env = construct(f"mpe.{module}", _CLASSES[self.scenario], _Lean, **kwargs)
+        mixin = _Hunt if self.scenario in _FACMAC else _Lean
+        env = construct(f"mpe.{module}", _CLASSES[self.scenario], mixin, **kwargs)
         teams = tuple("adversary" if "adversary" in name or name == "eve_0" else "good" for name in env.agents)
         return make_world(
             env,
@@ -136,6 +138,61 @@ class _Lean:
         sign = ((entity == a) * 1.0 - (entity == b)) * moveable[:, None]
         pushes = jnp.where(sign[..., None] != 0, sign[..., None] * push, 0.0)  # [entity, pair, 2]
         return jnp.sum(pushes, axis=1) + force
+
+
+class _Hunt(_Lean):
+    """FACMAC's hunters and prey as its authors have them (Peng et al. 2021, oxwhirl/facmac).
+
+    jaxmarl's hunters see others only where all of them together are near (the radius limits the length of the joint
+    vector), and its prey, which moves by the place of a hunter and seeks what it should avoid, hardly ever moves.
+    """
+
+    def get_obs(self: Any, state: Any) -> dict[str, Array]:
+        """Own velocity and place, landmarks and others within sight, the velocity of the last prey; else zeros."""
+        n, where = self.num_agents, state.p_pos
+        others = np.array([[j for j in range(n) if j != i] for i in range(n)])
+        own = where[:n, None]
+        landmarks, near = where[None, n:] - own, where[others] - own
+        sight = np.asarray(self.view_radius)[:n, None, None]
+        far = lambda x: jnp.linalg.norm(x, axis=-1, keepdims=True) > sight  # noqa: E731
+        speed = jnp.where(far(near), 0.0, state.p_vel[others])[:, -1]
+        # Prey see no velocities; their observations are as long as those of hunters.
+        speed = jnp.where(np.arange(n)[:, None] < self.num_adversaries, speed, 0.0)
+        parts = (jnp.where(far(x), 0.0, x).reshape(n, -1) for x in (landmarks, near))
+        obs = jnp.concatenate([state.p_vel[:n], where[:n], *parts, speed], axis=-1)
+        return dict(zip(self.agents, obs, strict=True))
+
+    def step_env(self: Any, key: Array, state: Any, actions: dict[str, Array]) -> tuple[Any, ...]:
+        """Hunters do as they are told; each prey flees."""
+        u, _ = self.set_actions(actions)
+        prey = np.arange(self.num_adversaries, self.num_agents)
+        keys = jax.random.split(key, len(prey) + 1)
+        u = u.at[prey].set(jax.vmap(self._flight, in_axes=(0, None, 0))(keys[1:], state, prey))
+        p_pos, p_vel = self._world_step(keys[0], state, u)
+        done = state.step >= self.max_steps
+        state = state.replace(p_pos=p_pos, p_vel=p_vel, done=done, step=state.step + 1)
+        dones = dict.fromkeys((*self.agents, "__all__"), done)
+        return self.get_obs(state), state, self.rewards(state), dones, {}
+
+    def _flight(self: Any, key: Array, state: Any, prey: Array) -> Float[Array, "xy"]:
+        """The best of 100 places in a circle: free of others, and farthest from the nearest hunter ("min"), or from all
+        agents on a way that is free too ("sum")."""
+        n, hunters, where = self.num_agents, self.num_adversaries, state.p_pos
+        draws = jax.random.uniform(key, (2, 100, 1))
+        angle = 2 * jnp.pi * draws[1]
+        move = jnp.sqrt(draws[0]) * jnp.concatenate([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+        nearest = self.score_function == "min"
+        shares = np.array([1.0]) if nearest else np.arange(1, 6) / 5
+        avoided = np.arange(n) < (hunters if nearest else n)
+        way = where[prey] + shares[:, None, None] * move
+        distance = jnp.linalg.norm(way[:, :, None] - where[:n], axis=-1)  # [share, place, agent]
+        touches = (distance < self.rad[:n] + self.rad[prey]) & avoided & (np.arange(n) != prey)
+        closest = jnp.argmin(jnp.linalg.norm(where[:hunters] - where[prey], axis=-1))
+        others = jnp.where(np.arange(n) == prey, 0.0, distance[-1])
+        score = distance[-1, :, closest] if nearest else jnp.sum(others, axis=-1)
+        score = jnp.where(jnp.any(touches, axis=(0, 2)), -1.0, score)
+        best = jnp.argmax(score)
+        return jnp.where(score[best] < 0, 0.0, move[best])
 
 
 def _entities(scenario: str, team: str, teams: tuple[str, ...], landmarks: int) -> tuple[Entities, ...]:
