@@ -10,7 +10,6 @@ a frame skip: there it repeats an old one, and here the last one is seen.
 from __future__ import annotations
 
 import re
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -138,8 +137,8 @@ class AtariGame:
         self._set = list(self._ale.getLegalActionSet() if config.full_actions else minimal)
         self._noop, fire = ale_py.Action.NOOP, ale_py.Action.FIRE
         self._fire = fire if config.fire_reset and fire in minimal else None
-        *area, self._depth = config.frame_shape
-        shape = (*area, config.stack * self._depth)
+        *area, depth = config.frame_shape
+        shape = (*area, config.stack * depth)
         self.actions = Actions(name, ["agent"], [Discrete(len(self._set))])
         self.observations = Observations(name, ["agent"], [Box(0, 255, shape, np.uint8)])
         self.spec = make_spec(
@@ -155,7 +154,7 @@ class AtariGame:
         self._look = self._ale.getScreenGrayscale if config.grey else self._ale.getScreenRGB
         if config.observe == "ram":
             self._look = lambda screen: None  # nobody sees the screen
-        self._stack: deque[np.ndarray] = deque(maxlen=config.stack)
+        self._stack: list[np.ndarray] = []
         self._rng, self._pressed = np.random.default_rng(0), self._noop
         self._skip, self._frames, self._lives, self._score = config.frame_skip, 0, 0, 0.0
 
@@ -170,8 +169,7 @@ class AtariGame:
                 self._ale.restoreState(self._start)
         self._frames, self._lives, self._score = 0, self._ale.lives(), 0.0
         self._look(self._pair[0])
-        self._stack.clear()
-        self._stack.extend([np.zeros(self._config.frame_shape, np.uint8)] * (self._config.stack - 1))
+        self._stack = [np.zeros(self._config.frame_shape, np.uint8)] * self._config.stack
         self._show(self._pair[0], row)
 
     def step(self, action: Any, row: Rows) -> None:
@@ -191,7 +189,7 @@ class AtariGame:
             if over:
                 break
         self._look(self._pair[0])
-        self._show(np.maximum(self._pair[0], self._pair[1]) if pooled else self._pair[0], row)
+        self._show(np.maximum(*self._pair, out=self._pair[1]) if pooled else self._pair[0], row)
         self._frames += self._skip
         self._score += reward
         row.reward[0] = min(max(reward, -1.0), 1.0) if config.clip_rewards else reward
@@ -206,23 +204,21 @@ class AtariGame:
         """Nothing to release: the emulator goes with its last reference."""
 
     def _frame(self, screen: np.ndarray) -> np.ndarray:
-        """What is kept of this moment, as `frame_shape` has it."""
+        """What is kept of this moment."""
         config = self._config
         if config.observe == "ram":
             return self._ale.getRAM()
         resized = (config.size, config.resize_height or config.size)  # OpenCV's order: width, height
         screen = self._cv2.resize(screen, resized, interpolation=self._cv2.INTER_AREA)
-        return screen[config.crop_top : config.crop_top + config.size].reshape(config.frame_shape)
+        return screen[config.crop_top : config.crop_top + config.size]
 
     def _show(self, screen: np.ndarray, row: Rows) -> None:
-        """Write the last frames as channels, oldest first; plane by plane, which is five times a transpose."""
-        self._stack.append(self._frame(screen))
-        out, depth = row.obs[0], self._depth
-        for k, frame in enumerate(self._stack):
-            if depth == 1:
-                out[..., k] = frame[..., 0]
-            else:
-                out[..., k * depth : (k + 1) * depth] = frame
+        """Write the last frames as channels, oldest first; OpenCV interleaves them in a quarter of numpy's time."""
+        self._stack = [*self._stack[1:], self._frame(screen)]
+        if self._config.observe == "ram":
+            np.concatenate(self._stack, out=row.obs[0])
+        else:
+            self._cv2.merge(self._stack, row.obs[0])
 
 
 def _emulator(ale_py: Any, game: str) -> Any:

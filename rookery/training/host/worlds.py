@@ -64,14 +64,21 @@ def fold(
 
 
 def _digest(x: Array, place: int) -> UInt32[Array, "*b two"]:
-    """A sum of the entries' bits, each times an odd number of its own."""
-    words = jax.lax.bitcast_convert_type(x, jnp.uint32) if x.dtype == jnp.float32 else x.astype(jnp.uint32)
+    """A sum of the entries' scrambled words, and one in which each is multiplied by an odd number of its own."""
+    words = _words(x)
     index = jnp.arange(words.shape[-1], dtype=jnp.uint32) + jnp.uint32(place * 0x01000193 + 1)
-    words = words + 1  # so that a 0 counts too
-    return jnp.stack([jnp.sum(words * (_scramble(index + salt) | 1), axis=-1) for salt in (0, 0x5BD1E995)], axis=-1)
+    mixed = _scramble(words + _scramble(index))
+    return jnp.stack([jnp.sum(mixed, axis=-1), jnp.sum(mixed * (index * 2 + 1), axis=-1)], axis=-1)
 
 
-def _scramble(x: UInt32[Array, "n"]) -> UInt32[Array, "n"]:
+def _words(x: Array) -> UInt32[Array, "*b n"]:
+    """The entries' bits; four bytes are one word, because of images every pixel is read for every row."""
+    if x.dtype == jnp.uint8 and x.shape[-1] % 4 == 0:
+        return jax.lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 4), jnp.uint32)
+    return jax.lax.bitcast_convert_type(x, jnp.uint32) if x.dtype == jnp.float32 else x.astype(jnp.uint32)
+
+
+def _scramble(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
