@@ -17,7 +17,8 @@ from rookery.ops import gumbel
 from rookery.ops.gumbel import Gumbel, Kind
 
 KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "relaxed")
-DRAWS = 40_000
+DRAWS, FEW = 40_000, 2_000
+"""Of one size or the other, so that each estimator has two programs."""
 LOGITS = np.float32([0.3, -1.2, 2.0, 0.0, 0.7])
 ALL, SOME = np.ones(5, bool), np.array([True, True, False, True, False])
 WEIGHTS = np.float32([[1, -2, 0.5, 3, -1], [0, 1, 4, -1, 2], [2, 2, -3, 0, 1], [-1, 0.5, 1, 2, -2], [3, -1, 0, 1, 1]])
@@ -51,9 +52,9 @@ def program(config: Gumbel) -> Callable[..., tuple[jax.Array, jax.Array]]:
 def draws(
     config: Gumbel, logits: np.ndarray, legal: np.ndarray, n: int = DRAWS, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first n of many samples, and the gradients of WEIGHTS[D] . sample with respect to the logits."""
+    """n samples, and the gradients of WEIGHTS[D] . sample with respect to the logits."""
     run, temperature = program(replace(config, temperature=0.0)), jnp.float32(config.temperature)
-    shape = (DRAWS, 5)
+    shape = (DRAWS if n > FEW else FEW, 5)
     args = (jnp.broadcast_to(logits, shape), jnp.broadcast_to(legal, shape), temperature, jax.random.PRNGKey(seed))
     sample, gradient = run(*args)
     return np.asarray(sample)[:n], np.asarray(gradient)[:n]
