@@ -40,7 +40,7 @@ gc.set_threshold(100_000, 50, 100)
 SLOW = ("algorithms", "contracts", "e2e", "mechanisms", "training/host", "app/test_imports.py")
 SLOW += ("docs/test_extending.py", "memory/test_dictionary.py", "memory/test_graph_memory.py", "nets/test_agent_net.py")
 SLOW += ("nets/test_transformer.py", "studies/test_executors.py", "studies/test_layout.py", "studies/test_pictures.py")
-SLOW += ("studies/test_study_cli.py", "tasks/host/test_host_real.py", "tasks/test_contract.py")
+SLOW += ("studies/test_study_cli.py", "tasks/host/test_host_real.py", "tasks/test_contract.py", "tasks/test_mpe.py")
 SLOW += ("training/test_compiled.py", "training/test_logs.py", "training/test_reads.py", "training/test_resume.py")
 SLOW += ("training/test_shards.py", "training/test_train.py")
 

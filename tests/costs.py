@@ -41,9 +41,9 @@ def program_of(preset: str) -> Program:
     return Program(RunConfig(preset, task, algo, tasks[task]))
 
 
-def traced_iteration(program: Program) -> jax.stages.Traced:
-    """One iteration (collect, update), traced."""
-    return jax.jit(partial(program.chunk, iterations=1)).trace(jax.eval_shape(program.init))
+def traced_iteration(program: Program, start: Any) -> jax.stages.Traced:
+    """One iteration (collect, update), traced from a state of these shapes."""
+    return jax.jit(partial(program.chunk, iterations=1)).trace(start)
 
 
 def costs_of(iteration: jax.stages.Traced) -> dict[str, int]:
@@ -95,6 +95,7 @@ def _cost_of(eqn: Any) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    costs = {preset: costs_of(traced_iteration(program_of(preset))) for preset in sorted(PRESETS)}
+    programs = {preset: program_of(preset) for preset in sorted(PRESETS)}
+    costs = {name: costs_of(traced_iteration(p, jax.eval_shape(p.init))) for name, p in programs.items()}
     RECORD.write_text(json.dumps(costs, indent=1) + "\n")
     print(f"recorded {len(PRESETS)} presets in {RECORD}")

@@ -536,18 +536,21 @@ def rookery(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "rookery.app.cli", *words], capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_jax() -> None:
     code = "import sys; from rookery.app import cli; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     assert rookery("--help").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_process_fails_without_a_traceback() -> None:
     done = rookery("train", "qmx", "--task", "mpe/simple_spread")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "rookery: unknown preset 'qmx'. Did you mean 'qmix' or 'q'?\n"
 
 
+@pytest.mark.slow
 def test_a_process_whose_reader_leaves_is_quiet() -> None:
     command = [sys.executable, "-m", "rookery.app.cli", "algorithms"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -557,6 +560,7 @@ def test_a_process_whose_reader_leaves_is_quiet() -> None:
     assert (process.wait(timeout=60), err) == (141, "")
 
 
+@pytest.mark.slow
 def test_an_interrupted_process_exits_with_130(tmp_path: Path) -> None:
     # A process that is started in the background of a shell ignores SIGINT, and so do its children.
     stand_in = (

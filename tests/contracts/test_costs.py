@@ -20,6 +20,7 @@ RECORDED = json.loads(RECORD.read_text())
 class Preset(NamedTuple):
     name: str
     program: Program
+    start: Any
     iteration: jax.stages.Traced
 
 
@@ -27,7 +28,8 @@ class Preset(NamedTuple):
 def preset(request: pytest.FixtureRequest) -> Preset:
     """A preset that is traced once for all tests of it: pytest runs them one after the other."""
     program = program_of(request.param)
-    return Preset(request.param, program, traced_iteration(program))
+    start = jax.eval_shape(program.init)
+    return Preset(request.param, program, start, traced_iteration(program, start))
 
 
 def test_costs_what_is_recorded(preset: Preset) -> None:
@@ -44,7 +46,7 @@ def test_costs_what_is_recorded(preset: Preset) -> None:
 
 def test_the_state_holds_arrays_of_fixed_types_only(preset: Preset) -> None:
     """Else the second chunk would compile another program, or a checkpoint would not fit."""
-    before = jax.eval_shape(preset.program.init)
+    before = preset.start
     after, _ = jax.tree.unflatten(jax.tree.structure(preset.iteration.out_info), preset.iteration.jaxpr.out_avals)
     after_evaluation, _ = jax.eval_shape(preset.program.evaluate, before)
     for state in (before, after, after_evaluation):

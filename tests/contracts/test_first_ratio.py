@@ -23,12 +23,10 @@ _SMALL = {"width": 8, "heads": 2, "features": 3, "window": 3, "lr": 3e-2}
 CASES: dict[str, PPO] = {
     "mlp": BASE,
     "gru": replace(BASE, actor=GRU, critic=GRU),
-    "gru-chunk": replace(BASE, actor=GRU, critic=GRU, bptt_length=6),
     "gru-chunk-minibatches": replace(BASE, actor=GRU, critic=GRU, bptt_length=3, minibatches=2),
     "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, bptt_length=6),
     "gru-actor-only-per-agent": replace(BASE, actor=replace(GRU, weights="per_agent"), bptt_length=6),
     # Actors with hypernetworks, in every form; agents that learn in turn; noise on weights.
-    "hyper-all": replace(BASE, hyper=Hyper("all", **_SMALL)),
     "hyper-last-team": replace(BASE, hyper=Hyper("last", per_agent=False, **_SMALL), minibatches=2, bptt_length=3),
     "hyper-lstm-accumulate": replace(
         BASE, hyper=Hyper("all", history="lstm", increment="accumulate", scope="local", **_SMALL), bptt_length=6
@@ -45,7 +43,7 @@ CASES: dict[str, PPO] = {
     "happo": replace(BASE, actor=replace(BASE.actor, weights="per_agent"), order="sequential", minibatches=2),
     "parameter-noise": replace(BASE, explore=Explore(parameter_noise=0.1)),
 }
-ONE_AGENT = ("mlp", "gru", "gru-chunk", "gru-chunk-minibatches", "transformer-chunk", "gru-actor-only-per-agent")
+ONE_AGENT = ("mlp", "gru", "gru-chunk-minibatches", "transformer-chunk", "gru-actor-only-per-agent")
 
 
 @pytest.mark.parametrize("name", list(CASES))

@@ -45,7 +45,7 @@ def changed(config: Any, rng: random.Random, part: str = "algo") -> tuple[Any, s
     return place(config, path, value), f"{path}={value}"
 
 
-@pytest.mark.parametrize("preset", PRESETS if CHANGES > 1 else list(PRESETS)[::3])
+@pytest.mark.parametrize("preset", PRESETS if CHANGES > 1 else list(PRESETS)[::6])
 def test_a_changed_preset_is_refused_or_traced(preset: str) -> None:
     rng = random.Random(f"{preset} {CHANGES}")
     for _ in range(CHANGES):

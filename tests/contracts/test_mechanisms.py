@@ -62,6 +62,7 @@ def experience(net: str) -> Rollout:
     return hasty_jit(build)(jax.random.PRNGKey(0))
 
 
+@cache
 def updated(algo: Q) -> tuple[QState, QState, dict[str, float]]:
     """State before and after one update of one gradient step, and its metrics."""
     algo.check(SPEC)

@@ -24,12 +24,12 @@ def test_members_of_a_sweep_equal_separate_runs(preset: str) -> None:
     check(swept)
     members, report = chunk_of(swept, 3)(init_of(swept))
     assert members.members.steps.shape == (2,)
-    for i, rate in enumerate(RATES):
-        alone = replace(small_config(preset), algo=with_values(swept.algo, {"optimiser.lr": rate}))
-        state, alone_report = chunk_of(alone, 3)(init_of(alone))
-        own = rows_of(members.members, slice(i, i + 1))
-        assert_close(own.algo, state.members.algo, 1e-5)
-        assert_close(rows_of(report.means, slice(i, i + 1)), alone_report.means, 1e-4)
+    # The second member is not the one whose rate the preset has.
+    alone = replace(small_config(preset), algo=with_values(swept.algo, {"optimiser.lr": RATES[1]}))
+    state, alone_report = chunk_of(alone, 3)(init_of(alone))
+    own = rows_of(members.members, slice(1, 2))
+    assert_close(own.algo, state.members.algo, 1e-5)
+    assert_close(rows_of(report.means, slice(1, 2)), alone_report.means, 1e-4)
     # Both began with the same weights; the rates led them apart.
     for tree, apart in ((members.members.best, False), (members.members.algo, True)):
         one, two = (rows_of(tree, i) for i in (0, 1))

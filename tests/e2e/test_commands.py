@@ -1,4 +1,5 @@
-"""Every command, with real processes and tiny budgets."""
+"""Runs that are killed and interrupted, with real processes and tiny budgets; what runs to its end is in
+test_readme_commands.py."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from conftest import Shell, await_chunks, begin
+from processes import Shell, await_chunks, begin
 
 from rookery.training.folder import RunFolder
 
@@ -23,16 +24,6 @@ SHORT = (
     "--checkpoints.seconds",
     "0",
 )
-STUDY = """
-tasks = ["matrix/climbing"]
-algorithms = ["mappo", "ippo"]
-seeds = 2
-steps = 2_000
-[evaluation]
-points = 2
-episodes = 4
-final = 8
-"""
 
 
 def the_run(out: Path) -> RunFolder:
@@ -80,30 +71,6 @@ def test_ctrl_c_keeps_what_was_trained(home: Path, shell: Shell) -> None:
     again.send_signal(signal.SIGTERM)
     assert again.wait(timeout=120) == 130
     assert len(run.parts("metrics")) > before, "it went on from there"
-
-
-def test_a_run_is_listed_shown_evaluated_compared_and_exported(home: Path, shell: Shell) -> None:
-    shell(*TRAIN, *SHORT, "--out", "runs")
-    assert "complete" in shell(*TRAIN, *SHORT, "--out", "runs"), "the same command again does nothing"
-    shell("train", "ippo", *TRAIN[2:], *SHORT)
-    rows = json.loads(shell("ls", "--json"))
-    assert [row["state"] for row in rows] == ["complete"] * 2
-    assert "matrix/climbing" in shell("show", "mappo__")
-    scores = json.loads(shell("eval", "mappo__", "--episodes", "6", "--json"))
-    assert len(scores["members"]) == 2
-    compared = shell("compare", "mappo__", "ippo__")
-    assert "mappo" in compared and "ippo" in compared
-    shell("export", "mappo__", "--to", "csv", "--to-path", "out.csv")
-    assert list(home.glob("out.csv*"))
-    shell("train", "mapo", "--task", "matrix/climbing", code=2)
-
-
-def test_a_study_is_run_followed_and_reported(home: Path, shell: Shell) -> None:
-    (home / "study.toml").write_text(STUDY)
-    shell("study", "run", "study.toml", "--out", "studied", "--report")
-    assert "complete" in shell("study", "status", "study.toml", "--out", "studied")
-    shell("study", "report", "study.toml", "--out", "studied")
-    assert len(list(home.rglob("report*.md"))) + len(list(home.rglob("index.html"))) > 0
 
 
 def test_profile_writes_nothing(home: Path, shell: Shell) -> None:

@@ -46,7 +46,7 @@ def program_text(run: RunConfig) -> str:
 
 
 # Of every family, and with each mechanism off and on.
-@pytest.mark.parametrize("preset", ["vdn", "qmix", "differ_transformer", "inspire_qmix", "mappo", "mappo_jaxmarl"])
+@pytest.mark.parametrize("preset", ["vdn", "differ_transformer", "inspire_qmix", "mappo", "mappo_jaxmarl"])
 def test_what_is_not_read_changes_nothing(preset: str) -> None:
     run = small_config(preset)
     paths = [f"algo.{path}" for path in configs.leaves(run.algo) if path != "family"]

@@ -140,7 +140,7 @@ def test_a_run_that_is_killed_again_and_again_ends_bit_for_bit_the_same(
 ) -> None:
     rng = random.Random(0)
     run, killed, chunks = nursery.run(tmp_path), [], len(whole.parts("metrics"))
-    for i in range(14):
+    for i in range(8):
         pid = nursery.start(tmp_path)
         if i % 3 == 0:  # at start: while the state is loaded, parts are dropped, programs are compiled
             time.sleep(rng.uniform(0.0, 2.0))
@@ -155,7 +155,7 @@ def test_a_run_that_is_killed_again_and_again_ends_bit_for_bit_the_same(
     assert 0 < progress < chunks, "the kills should fall into training: adapt its length"
     nursery.start(tmp_path)
     assert nursery.wait() == 0, nursery.messages()
-    assert nursery.messages().count("resumed after") >= 5
+    assert nursery.messages().count("resumed after") >= 4
     assert_same_run(run, whole)
 
 

@@ -164,12 +164,12 @@ import sys, os, time
 sys.path[:0] = {path!r}
 import numpy as np
 from envs import Counter, Faulty, Slow
-from test_workers import pool
+from rookery.training.config import Workers
+from rookery.training.host.packing import Packing
 from rookery.training.host.workers import WorkerPool
-from rookery.training.provenance import usable_cores
-from rookery.core.types import Spec
 if __name__ == "__main__":
-    envs = pool({task}, timeout=1000.0)
+    task = {task}
+    envs = WorkerPool(task, Packing(task.spec, 4), Workers(timeout=1000.0), 2)
     print(*envs.pids, flush=True)
     seeds = np.arange(4, dtype=np.uint32)
     envs.reset(seeds)
@@ -179,8 +179,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-@pytest.mark.parametrize("task", ["Counter()", "Faulty(how='hang', at=3)"])
+@pytest.mark.parametrize(
+    ("number", "task"),
+    [(signal.SIGTERM, "Counter()"), (signal.SIGSEGV, "Counter()"), (signal.SIGKILL, "Faulty(how='hang', at=3)")],
+)
 def test_no_worker_survives_its_parent(number: int, task: str, tmp_path: Path) -> None:
     here = Path(__file__).parent
     script = tmp_path / "parent.py"
