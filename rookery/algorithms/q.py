@@ -34,6 +34,7 @@ from rookery.nets.noisy import Noisy
 from rookery.nets.optimiser import Optimiser, Schedule, norm
 from rookery.nets.target import Target
 from rookery.ops import explore, returns, td
+from rookery.ops.loops import alone
 
 
 class QState(eqx.Module):
@@ -204,10 +205,11 @@ class Q:
     ) -> tuple[Learner[Weights], Metrics]:
         sees, about = shifted(sees, self.shift)
 
-        def loss(online: Weights) -> tuple[Mean, tuple[Found, Metrics]]:
-            return self._loss(spec, online, now, sees, remembered)
+        def gradient(online: Weights, target: Weights, sees: Minibatch) -> tuple[Weights, tuple[Found, Metrics]]:
+            before = replace(now, online=online, target=target)
+            return shards.mean_gradient(lambda online: self._loss(spec, online, before, sees, remembered), online)
 
-        grads, (found, metrics) = shards.mean_gradient(loss, now.online)
+        grads, (found, metrics) = alone(gradient, now.online, now.target, sees)
         progress, updates = sees.clock.progress, now.updates + 1
         online, opt = self.credit.step(self.optimiser, now.online, grads, now.opt, progress)
         target = self.target.refresh(now.target, online, updates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rookery.training.config import RunConfig
-from rookery.training.engine import Timing
+from rookery.training.engine import LONGEST_LOOK, Timing
 from rookery.training.state import member_infos, steps_per_iteration
 
 
@@ -12,6 +12,7 @@ def lines(config: RunConfig, timings: list[Timing]) -> list[str]:
     members, collect = len(member_infos(config)), config.algo.collect
     whole, seconds = timings[0], {t.name: t.wall for t in timings[1:]}
     every = max(1, round(config.steps / config.evaluation.points / steps_per_iteration(config)))
+    cut = seconds["evaluation"] > LONGEST_LOOK
     seconds["evaluation"] /= every
     seconds["rest"] = whole.wall - sum(seconds[name] for name in ("environment", "policy", "update"))
     rows = collect.envs // collect.shards * collect.transitions(config.task.spec) * members
@@ -22,5 +23,10 @@ def lines(config: RunConfig, timings: list[Timing]) -> list[str]:
         *(f"  {name:12} {1e3 * wall:9.2f} ms {wall / whole.wall:7.1%}" for name, wall in seconds.items()),
         "rest: the whole minus environment, policy and update. evaluation comes on top, once in",
         f"{every} iterations. Pieces are timed alone: they need not add up.",
+        *(
+            [f"The episodes of an evaluation were cut after {LONGEST_LOOK:g} s: it takes longer than this."]
+            if cut
+            else []
+        ),
         *([shard] if collect.shards > 1 else []),
     ]

@@ -22,7 +22,7 @@ from rookery.memory.examples import Examples
 from rookery.memory.graph import Graph
 from rookery.nets.optimiser import Optimiser, norm
 from rookery.ops.knn import kernel_mean
-from rookery.ops.loops import repeat
+from rookery.ops.loops import alone, repeat
 
 Now = tuple[EncoderParams, Table, Any, Metrics]
 Batch = tuple[Array, Int[Array, "batch"], Float[Array, "batch"]]
@@ -106,7 +106,9 @@ class Refiner:
     ) -> tuple[Any, Array | None, dict[str, Array]]:
         """Gradients of the encoder and of the keys and values that it reads, where those are, and the losses."""
         obs, action, target = batch
-        near = self._near(memory, self.encoder(spec, params, obs)) if self.encoder.by_memory else None
+        near = None
+        if self.encoder.by_memory:
+            near = self._near(memory, alone(lambda params: self.encoder(spec, params, obs), params))
 
         def loss(params: EncoderParams, *entries: Array) -> tuple[Array, dict[str, Array]]:
             own = self.encoder.losses(spec, params, obs, target, key)
@@ -119,7 +121,8 @@ class Refiner:
             return total, {**found, **{f"{name}_weight": jnp.float32(w) for name, (w, _) in own.items()}, "loss": total}
 
         entries = () if near is None else (near.key, near.value)
-        (_, found), grads = jax.value_and_grad(loss, tuple(range(1 + len(entries))), has_aux=True)(params, *entries)
+        gradients = jax.value_and_grad(loss, tuple(range(1 + len(entries))), has_aux=True)
+        (_, found), grads = alone(gradients, params, *entries)
         return grads, None if near is None else near.index, found
 
     def _near(self, memory: Table, query: Float[Array, "query dim"]) -> Near:

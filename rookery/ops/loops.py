@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from rookery.core import shards
+
 S = TypeVar("S")
 T = TypeVar("T")
+_jax: Any = jax  # not all of it is fully typed
+_eqx: Any = eqx
 
 
 def repeat(times: int | Array, body: Callable[[Array, T], T], start: T) -> T:
@@ -36,6 +41,49 @@ def when(ready: Bool[Array, ""], f: Callable[[S], tuple[S, T]], state: S) -> tup
         return state, _nothing(lambda: f(state)[1])
 
     return cast("tuple[S, T]", jax.lax.cond(ready, f, wait, state))  # pyright: ignore[reportUnknownMemberType]  (untyped)
+
+
+def alone(f: Callable[..., T], *args: Any) -> T:
+    """f(*args); under a `vmap` over a single member, without the axis of length 1 that it adds.
+
+    For work on small arrays beside a large one that keeps its axis (it would be copied otherwise). With such an axis
+    XLA on CPUs brings the operands of every product and convolution into one order, and so it turns matrices around.
+    """
+    if shards.several():  # they meet over an axis by its name, which a batching rule does not know
+        return f(*args)
+    arrays, static = _eqx.partition((_eqx.filter_closure_convert(f, *args), args), eqx.is_array)
+
+    def plain(arrays: Any) -> T:
+        closed, given = _eqx.combine(arrays, static)
+        return closed(*given)
+
+    def batched(size: int, along: list[Any], arrays: Any) -> tuple[T, Any]:
+        (has_axis,) = along
+        if size > 1:
+            found = _jax.vmap(plain, in_axes=(_jax.tree.map(_axis, has_axis),))(arrays)
+        else:
+            found = _jax.tree.map(_with_axis, plain(_jax.tree.map(_without_axis, has_axis, arrays)))
+        return found, _jax.tree.map(_always, found)
+
+    call = _jax.custom_batching.custom_vmap(plain)
+    call.def_vmap(batched)
+    return call(arrays)
+
+
+def _axis(has_axis: bool) -> int | None:
+    return 0 if has_axis else None
+
+
+def _without_axis(has_axis: bool, x: Any) -> Any:
+    return x[0] if has_axis else x
+
+
+def _with_axis(x: Any) -> Array:
+    return jnp.expand_dims(x, 0)  # a constant is no array yet
+
+
+def _always(_: Any) -> bool:
+    return True
 
 
 def _nothing(f: Callable[[], T]) -> T:

@@ -12,6 +12,9 @@ from rookery.core.host import HostTask
 from rookery.training.config import RunConfig
 from rookery.training.state import ChunkReport, Episodes, Policies, RunState
 
+LONGEST_LOOK = 5.0
+"""Seconds after which a profile cuts the episodes of a host task's evaluation: a game may take minutes."""
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -19,12 +18,12 @@ from rookery.core.keys import stream
 from rookery.core.types import Arrays, Packed
 from rookery.training.compiled.compiler import Executable, jit
 from rookery.training.config import RunConfig
-from rookery.training.engine import Layout, Timing
+from rookery.training.engine import LONGEST_LOOK, Layout, Timing
 from rookery.training.host.collector import Collector
 from rookery.training.host.evaluate import Player
 from rookery.training.host.measure import Choice, choose
 from rookery.training.host.packing import Packing
-from rookery.training.host.profile import time_iterations
+from rookery.training.host.profile import Watch, time_iterations
 from rookery.training.host.program import HostProgram
 from rookery.training.host.records import Acting, Progress, Shared, leaves_of
 from rookery.training.host.steppers import InProcess, Stepper
@@ -41,6 +40,7 @@ from rookery.training.state import (
 )
 
 _SECONDS = 1.0  # iterations are timed for so long
+_LOOKS = 3  # times that an evaluation's episodes are played
 
 
 class HostEngine:
@@ -165,17 +165,22 @@ class HostEngine:
         return {name: self.player.play(source, policies.swept, keys, when) for name, source in sources.items()}
 
     def profile(self) -> list[Timing]:
-        """Seconds of the pieces of one iteration, and of an evaluation."""
-        timings = self._time_iterations(self._choice.count)
+        """Seconds of the pieces of one iteration, and of an evaluation's episodes."""
+        return [*self._time_iterations(self._choice.count), self._time_episodes()]
+
+    def _time_episodes(self) -> Timing:
+        """The best time of a fresh policy's episodes, cut short where they take long."""
         state = self.init()
-        walls, cpus = [], []
-        for _ in range(3):
-            wall, cpu = time.perf_counter(), time.process_time()
-            state, _ = self.evaluate(state)
-            jax.block_until_ready(state.members.best_score)
-            walls.append(time.perf_counter() - wall)
-            cpus.append(time.process_time() - cpu)
-        return [*timings, Timing("evaluation", min(walls[1:]), min(cpus[1:]))]
+        m, when = state.members, (state.iteration, state.members.steps, state.budget)
+        play = partial(self.player.play, m.algo, m.swept, m.key, when, live=True)
+        play(seconds=0.0)  # compiles, and opens the environments
+        watch, walls, cpus = Watch(), [], []
+        while not walls or (sum(walls) < LONGEST_LOOK and len(walls) < _LOOKS):
+            watch.wall = watch.cpu = 0.0
+            watch.call(partial(play, seconds=LONGEST_LOOK))
+            walls.append(watch.wall)
+            cpus.append(watch.cpu)
+        return Timing("evaluation", min(walls), min(cpus))
 
     def record(self) -> dict[str, Any]:
         """The device, how environments are stepped, and how they were brought back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -99,10 +100,11 @@ class Player:
         *,
         live: bool = False,
         plays: np.ndarray | None = None,
+        seconds: float = float("inf"),
     ) -> Episodes:
         """Episodes of every member [member, episode, ...]; see `act`. Start states depend on the member's key only.
 
-        Episodes of members that `plays` leaves out are not waited for.
+        Episodes of members that `plays` leaves out are not waited for. What is not over after so many seconds is cut.
         """
         program, spec = self._program, self._program.spec
         stepper = self._stepper = self._stepper or self._open_envs(self._packing)
@@ -117,6 +119,7 @@ class Player:
         now = leaves_of((self._carry(swept, keys), jnp.int32(0)))
         act = self.executable(live=live)
         stepper.reset(seeds)
+        end = time.perf_counter() + seconds
         for _ in range(spec.limit or LONGEST):
             # A copy: the device may still read it when the environments have moved on.
             now, action = act(fixed, now, stepper.block.copy())
@@ -129,7 +132,7 @@ class Player:
             length += going & ~rows.first
             success[going] = rows.success[going]
             going &= ~rows.last
-            if not going.any():
+            if not going.any() or time.perf_counter() > end:
                 break
         played = {"returns": returns, "length": length, "success": success}
         shape = (program.members, self._episodes)
