@@ -13,7 +13,7 @@ from jaxtyping import Array
 from rookery.training.compiled.compiler import jit
 from rookery.training.host.program import HostProgram
 from rookery.training.host.rebuild import replay
-from rookery.training.host.records import Acting, Leaves, Progress, Shared, leaves_of
+from rookery.training.host.records import Acting, Leaves, Progress, Shared
 from rookery.training.host.steppers import Stepper
 from rookery.training.host.worlds import HostWorlds, Journal
 from rookery.training.state import Member, member_infos
@@ -72,8 +72,8 @@ class Collector:
         self, act: Act, leaves: Leaves, shared: Shared, acting: tuple[Acting, ...]
     ) -> tuple[tuple[Acting, ...], tuple[np.ndarray, ...]]:
         """One rollout; returns the rows of each half as blocks [time + 1, bytes]."""
-        halves, structure = self.halves, jax.tree.structure(acting[0])
-        fixed, now = leaves_of(shared), [leaves_of(half) for half in acting]
+        halves, (of_state, of_shared, of_acting) = self.halves, self.program.parts
+        read, fixed, now = of_state.take(leaves), of_shared.take(shared), [of_acting.take(half) for half in acting]
         for half in halves:
             half.turn()
         if self._restart:
@@ -84,14 +84,14 @@ class Collector:
                     self._arrive(half, t)
                 half.blocks[t] = half.stepper.block
                 # The environments of the other half move while this one acts.
-                now[i], action = act(leaves, fixed, now[i], half.blocks[t])
+                now[i], action = act(read, fixed, now[i], half.blocks[t])
                 half.actions[t] = action
                 half.stepper.send(half.actions[t], self._next_seed(half))
         for half in halves:
             self._arrive(half, self.program.length)
             half.blocks[-1] = half.stepper.block
         self._record()
-        acted = tuple(jax.tree.unflatten(structure, half) for half in now)
+        acted = tuple(of_acting.put(half) for half in now)
         return acted, tuple(half.blocks for half in halves)
 
     def _next_seed(self, half: _Half) -> np.ndarray:

@@ -18,7 +18,7 @@ from rookery.training.compiled.program import chunk_report, over_members, strong
 from rookery.training.compiled.rollout import Tally, add_up, episode_metrics, filled_rows, within_bounds
 from rookery.training.config import RunConfig
 from rookery.training.host.packing import Packing
-from rookery.training.host.records import Acting, Leaves, Progress, Shared, Tape, leaves_of
+from rookery.training.host.records import Acting, Leaves, Parts, Progress, Shared, Tape, leaves_of
 from rookery.training.host.worlds import HostWorlds, capacity, digest, fold
 from rookery.training.state import (
     ChunkReport,
@@ -159,14 +159,7 @@ class HostProgram:
     def tape(self) -> Tape:
         """A tape of zeros."""
         slots = self.length // self.interval + 1
-        state = self.shapes
-        row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)
-        leaves = leaves_of(state.members.algo)
-        (half, *_) = jax.eval_shape(self.split, state.members.worlds.carry)
-        acting = jax.eval_shape(
-            lambda carry: Acting(jnp.int32(0), jnp.int32(0), carry, Tape(jnp.zeros(0), {}, ())), half
-        )
-        carry, action, extra = jax.eval_shape(self._choose, leaves, jax.eval_shape(self.shared, state), acting, row)
+        _, (carry, action, extra) = self._choosing
 
         def rows(count: int, shapes: Any) -> Any:
             return jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
@@ -175,17 +168,37 @@ class HostProgram:
 
     # -- acting -------------------------------------------------------------------------------------------------
     @cached_property
+    def _choosing(self) -> tuple[Any, tuple[Carry, Action, Extra]]:
+        """`_choose` as a jaxpr, and the shapes of what it returns."""
+        state = self.shapes
+        row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)
+        (half, *_) = jax.eval_shape(self.split, state.members.worlds.carry)
+        acting = jax.eval_shape(
+            lambda carry: Acting(jnp.int32(0), jnp.int32(0), carry, Tape(jnp.zeros(0), {}, ())), half
+        )
+        of_run = leaves_of(state.members.algo), jax.eval_shape(self.shared, state)
+        return jax.make_jaxpr(self._choose, return_shape=True)(*of_run, acting, row)
+
+    @cached_property
+    def parts(self) -> tuple[Parts, Parts, Parts]:
+        """What `lowered_act` is given of an algorithm's leaves (what acting reads), of `Shared` and of `Acting`."""
+        leaves, shared, acting, *_ = self.arguments()
+        read = tuple(i for i in _read(self._choosing[0].jaxpr) if i < len(leaves))
+        return Parts(leaves, read), Parts.filled(shared), Parts.filled(acting[0])
+
+    @cached_property
     def lowered_act(self) -> jax.stages.Lowered:
-        """`act` of flat tuples: of the algorithm's state, of `Shared`, and of `Acting`, which it returns too."""
+        """`act` of flat tuples: the `parts` of an algorithm's leaves, of `Shared`, and of `Acting`, which it returns
+        too."""
         leaves, shared, acting, _, rows = self.arguments()
-        of_shared, of_acting = jax.tree.structure(shared), jax.tree.structure(acting[0])
+        of_state, of_shared, of_acting = self.parts
 
         def act(leaves: Leaves, shared: Leaves, acting: Leaves, row: Array) -> tuple[Leaves, Action]:
-            whole = jax.tree.unflatten(of_shared, shared), jax.tree.unflatten(of_acting, acting)
-            after, action = self.act(leaves, whole[0], whole[1], row)
-            return leaves_of(after), action
+            after, action = self.act(of_state.put(leaves), of_shared.put(shared), of_acting.put(acting), row)
+            return of_acting.take(after), action
 
-        return jit(act, donate_argnums=2).lower(leaves, leaves_of(shared), leaves_of(acting[0]), rows[0][0])
+        flat = of_state.take(leaves), of_shared.take(shared), of_acting.take(acting[0])
+        return jit(act, donate_argnums=2).lower(*flat, rows[0][0])
 
     def act(self, leaves: Leaves, shared: Shared, acting: Acting, row: Array) -> tuple[Acting, Action]:
         """Exploring actions for one row of bytes: as the environments take them [member * env, agent, ...]."""
@@ -307,6 +320,15 @@ class HostProgram:
         m = state.members
         last = over_members(lambda swept, algo: self.algo(swept).snapshot(algo), m.swept, m.algo)
         return Policies(last, m.best, m.key, m.swept, m.steps, state.iteration, state.budget)
+
+
+def _read(jaxpr: Any) -> list[int]:
+    """Which of its arguments a program reads."""
+    needed = {id(x) for x in jaxpr.outvars}
+    for step in reversed(jaxpr.eqns):
+        if step.effects or any(id(x) in needed for x in step.outvars):
+            needed.update(id(x) for x in step.invars)
+    return [i for i, x in enumerate(jaxpr.invars) if id(x) in needed]
 
 
 def _members_first(tree: Any) -> Any:

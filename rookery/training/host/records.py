@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt
 
 from rookery.core.types import Action, Carry, Extra
@@ -19,6 +21,33 @@ together in Python, which took more than half of the time of a call that acts fo
 def leaves_of(tree: Any) -> tuple[Any, ...]:
     """The arrays of a tree (or their shapes)."""
     return tuple(jax.tree.leaves(tree))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which arrays of a tree are handed over in calls for every row: each of them costs time, also where it is empty or
+    nobody reads it."""
+
+    tree: Any
+    """The tree, of shapes."""
+    kept: tuple[int, ...]
+
+    @staticmethod
+    def filled(tree: Any) -> Parts:
+        """All arrays that have entries."""
+        return Parts(tree, tuple(i for i, x in enumerate(jax.tree.leaves(tree)) if x.size))
+
+    def take(self, tree: Any) -> Leaves:
+        """The arrays of the tree that are handed over (or their shapes)."""
+        leaves = jax.tree.leaves(tree)
+        return tuple(leaves[i] for i in self.kept)
+
+    def put(self, leaves: Leaves) -> Any:
+        """The tree again, with zeros for what was not handed over."""
+        given = dict(zip(self.kept, leaves, strict=True))
+        shapes, structure = jax.tree.flatten(self.tree)
+        every = (given[i] if i in given else jnp.zeros(x.shape, x.dtype) for i, x in enumerate(shapes))
+        return jax.tree.unflatten(structure, every)
 
 
 class Tape(eqx.Module):
