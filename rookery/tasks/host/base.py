@@ -156,7 +156,7 @@ class LoopEnvs:
 
 def _all(x: np.ndarray) -> bool:
     """`x.all()` in a third of its time, where there are few entries."""
-    return np.count_nonzero(x) == x.size
+    return bool(np.count_nonzero(x) == x.size)
 
 
 @runtime_checkable
