@@ -49,8 +49,8 @@ def _backward(stride: int, kept: tuple[Array, Array], dy: Float[Array, "b h2 w2 
 
 def _of_images(x: Array, weight: Array, dy: Array, spans: list[int], stride: int) -> Array:
     """Every pixel gathers from the windows that reached it: a convolution with the kernel turned around."""
-    if weight.shape[0] % stride == 0 == weight.shape[1] % stride and stride > 1:
-        return _of_blocks(x, weight, dy, stride)
+    if weight.shape[0] == weight.shape[1] == stride:
+        return _of_tiles(x, weight, dy)
     turned = jnp.swapaxes(weight[::-1, ::-1], 2, 3)
     pads = [(k - 1, n - span) for k, n, span in zip(weight.shape[:2], x.shape[1:3], spans, strict=True)]
     return jax.lax.conv_general_dilated(
@@ -58,17 +58,11 @@ def _of_images(x: Array, weight: Array, dy: Array, spans: list[int], stride: int
     )
 
 
-def _of_blocks(x: Array, weight: Array, dy: Array, stride: int) -> Array:
-    """The same where windows are made of whole blocks of `stride` by `stride` pixels: blocks are the pixels, and the
-    pixels of a block its channels. Nothing is multiplied by zeros that stand for the pixels between windows."""
-    (height, width), (_, _, n_in, n_out) = (n // stride for n in weight.shape[:2]), weight.shape
-    blocks = weight.reshape(height, stride, width, stride, n_in, n_out).transpose(0, 2, 1, 3, 4, 5)
-    turned = jnp.swapaxes(blocks.reshape(height, width, -1, n_out)[::-1, ::-1], 2, 3)
-    pads = [(n - 1, n - 1) for n in (height, width)]
-    found = jax.lax.conv_general_dilated(dy, turned, (1, 1), pads, dimension_numbers=_ORDER)
-    batch, rows, columns, _ = found.shape
-    found = found.reshape(batch, rows, columns, stride, stride, n_in).transpose(0, 1, 3, 2, 4, 5)
-    found = found.reshape(batch, rows * stride, columns * stride, n_in)
+def _of_tiles(x: Array, weight: Array, dy: Array) -> Array:
+    """The same where windows do not overlap: each pixel is in one of them, so one product is all."""
+    (batch, rows, columns, n_out), (size, _, n_in, _) = dy.shape, weight.shape
+    tiles = (dy.reshape(-1, n_out) @ weight.reshape(-1, n_out).T).reshape(batch, rows, columns, size, size, n_in)
+    found: Array = tiles.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * size, columns * size, n_in)
     missing = [(0, n - m, 0) for n, m in zip(x.shape, found.shape, strict=True)]
     return jax.lax.pad(found, jnp.float32(0), missing)
 
