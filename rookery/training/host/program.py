@@ -168,7 +168,7 @@ class HostProgram:
 
     # -- acting -------------------------------------------------------------------------------------------------
     @cached_property
-    def _choosing(self) -> tuple[Any, tuple[Carry, Action, Extra]]:
+    def _choosing(self) -> tuple[Any, Any]:
         """`_choose` as a jaxpr, and the shapes of what it returns."""
         state = self.shapes
         row = jax.ShapeDtypeStruct((self.packing.nbytes,), jnp.uint8)

@@ -37,7 +37,7 @@ class Parts:
         """All arrays that have entries."""
         return Parts(tree, tuple(i for i, x in enumerate(jax.tree.leaves(tree)) if x.size))
 
-    def take(self, tree: Any) -> Leaves:
+    def take(self, tree: Any) -> tuple[Any, ...]:
         """The arrays of the tree that are handed over (or their shapes)."""
         leaves = jax.tree.leaves(tree)
         return tuple(leaves[i] for i in self.kept)
