@@ -1,7 +1,8 @@
 """Counts of the work in each preset's program. No clock is read, so an accidental doubling is seen on any machine.
 
 XLA's own cost analysis counts the body of a loop once, whatever its length: it would miss twice the epochs. So the
-traced program is walked instead, every loop times its length. Nothing is compiled.
+traced program is walked instead, every loop times its length. A loop whose length depends on data (a search that ends
+with a table's last entry) counts once. Nothing is compiled.
 
     python tests/costs.py     # record the counts of all presets anew
 """

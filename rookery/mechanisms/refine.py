@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from rookery.core.keys import stream
 from rookery.core.ranges import Count, NonNegative
@@ -17,7 +16,7 @@ from rookery.mechanisms.encode import Encoder, EncoderParams
 from rookery.mechanisms.writer import Table
 from rookery.memory import dictionary as dictionaries
 from rookery.memory import examples
-from rookery.memory.dictionary import Dictionary, DictionaryState, Entries
+from rookery.memory.dictionary import Address, Dictionary, DictionaryState, Entries
 from rookery.memory.examples import Examples
 from rookery.memory.graph import Graph
 from rookery.nets.optimiser import Optimiser, norm
@@ -55,15 +54,6 @@ class Learn:
         return examples.empty(spec, max(-(-self.capacity // collect.envs), block) + waiting, collect.envs, block)
 
 
-class Near(eqx.Module):
-    """Entries that a batch of queries reads."""
-
-    index: Int[Array, "*table query k"]
-    key: Float[Array, "*table query k dim"]
-    value: Float[Array, "*table query k column"]
-    use: Bool[Array, "*table query k column"]
-
-
 @dataclass(frozen=True)
 class Refiner:
     """What trains an encoder."""
@@ -83,15 +73,13 @@ class Refiner:
         def one(i: Array, now: Now) -> Now:
             params, memory, opt, sums = now
             batch = jax.tree.map(lambda x: x[i], batches)
-            grads, index, found = self._gradients(spec, params, memory, batch, stream(key, "latent", i))
+            grads, at, found = self._gradients(spec, params, memory, batch, stream(key, "latent", i))
             # Members of a run are ready at different times, and a loop that only some of them take copies tables.
             d_params, *d_entries = jax.tree.map(lambda x: jnp.where(ready, x, 0.0), grads)
             params, opt = self.learn.optimiser.step(params, d_params, opt, clock.progress)
-            if index is not None and isinstance(memory, DictionaryState):
+            if at is not None and isinstance(memory, DictionaryState):
                 d_key, d_value = d_entries
-                memory = dictionaries.shift(
-                    memory, index, -self.learn.key_rate * d_key, -self.learn.value_rate * d_value
-                )
+                memory = dictionaries.shift(memory, at, -self.learn.key_rate * d_key, -self.learn.value_rate * d_value)
             metrics = Mean.of_each({**found, "grad_norm": norm(d_params)}, jnp.float32(ready))
             return params, memory, opt, jax.tree.map(jnp.add, sums, metrics) if sums else metrics
 
@@ -103,42 +91,44 @@ class Refiner:
 
     def _gradients(
         self, spec: Spec, params: EncoderParams, memory: Table, batch: Batch, key: Array
-    ) -> tuple[Any, Array | None, dict[str, Array]]:
-        """Gradients of the encoder and of the keys and values that it reads, where those are, and the losses."""
+    ) -> tuple[Any, Address | None, dict[str, Array]]:
+        """Gradients of the encoder and of the entries that it reads, where a dictionary has those, and the losses."""
         obs, action, target = batch
-        near = None
+        at = near = None
         if self.encoder.by_memory:
-            near = self._near(memory, alone(lambda params: self.encoder(spec, params, obs), params))
+            at, near = self._near(memory, alone(lambda params: self.encoder(spec, params, obs), params), action)
 
         def loss(params: EncoderParams, *entries: Array) -> tuple[Array, dict[str, Array]]:
             own = self.encoder.losses(spec, params, obs, target, key)
             total = sum((weight * x for weight, x in own.values()), start=jnp.float32(0))
             if near is not None:
-                q = self._blend(self.encoder(spec, params, obs), entries[0], entries[1], near.use)
-                error = jnp.take_along_axis(q, action[:, None], axis=1)[:, 0] - target
-                total = total + jnp.mean(jnp.square(error))
+                query, read = self.encoder(spec, params, obs), Entries(entries[0], entries[1], near.use)
+                total = total + jnp.mean(jnp.square(self._value(query, action, read) - target))
             found = {name: x for name, (_, x) in own.items()}
             return total, {**found, **{f"{name}_weight": jnp.float32(w) for name, (w, _) in own.items()}, "loss": total}
 
         entries = () if near is None else (near.key, near.value)
         gradients = jax.value_and_grad(loss, tuple(range(1 + len(entries))), has_aux=True)
         (_, found), grads = alone(gradients, params, *entries)
-        return grads, None if near is None else near.index, found
+        return grads, at, found
 
-    def _near(self, memory: Table, query: Float[Array, "query dim"]) -> Near:
-        """The entries that queries read."""
+    def _near(
+        self, memory: Table, query: Float[Array, "query dim"], action: Int[Array, "query"]
+    ) -> tuple[Address | None, Entries]:
+        """The entries that queries read of an action, and where a dictionary has them."""
         if isinstance(memory, DictionaryState):
             assert isinstance(self.memory, Dictionary), "made by it"
-            read = self.memory.read(memory, query)
-            entries = self.memory.entries(memory, read.index, read.distance)
-            return Near(read.index, entries.key, entries.value, entries.use)
+            return self.memory.near(memory, query, action)
         assert isinstance(self.memory, Graph), "made by it"
         read = self.memory.read(memory, query)
         use = self.memory.usable(memory, read.index, read.distance)
-        return Near(read.index, memory.keys[read.index], memory.q[read.index], use)
+        return None, Entries(memory.keys[read.index], memory.q[read.index], use)
 
-    def _blend(self, query: Array, key: Array, value: Array, use: Array) -> Float[Array, "query action"]:
-        """Action values of queries; gradients reach all inputs."""
-        if isinstance(self.memory, Graph):
-            return kernel_mean(query, key, value, use, self.memory.delta)[0]
-        return self.memory.blend(query, Entries(key, value, use))[0]
+    def _value(
+        self, query: Float[Array, "query dim"], action: Int[Array, "query"], read: Entries
+    ) -> Float[Array, "query"]:
+        """The action's value for each query; gradients reach queries and entries."""
+        if isinstance(self.memory, Dictionary):
+            return self.memory.value(query, action, read)
+        q, _ = kernel_mean(query, read.key, read.value, read.use, self.memory.delta)
+        return jnp.take_along_axis(q, action[:, None], axis=1)[:, 0]

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from rookery.core.errors import ConfigError
 from rookery.core.ranges import Count, Fraction, NonNegative, Positive
 from rookery.memory.slots import Slots, fingerprint, first_of, place, running
-from rookery.ops.knn import kernel_mean, nearest_in_each
+from rookery.ops.knn import kernel_mean, nearest_in_each, nearest_in_own
 from rookery.ops.loops import once
 
 
@@ -61,12 +61,16 @@ class Rows(eqx.Module):
     """What a value starts at if there was none; None: at `value`."""
 
 
-class Entries(eqx.Module):
-    """Entries that a read found; differentiable, unlike the search for them."""
+Address = tuple[Int[Array, "*#b"], Int[Array, "*b"]]
+"""Tables and slots."""
 
-    key: Float[Array, "table query k dim"]
-    value: Float[Array, "table query k column"]
-    use: Bool[Array, "table query k column"]
+
+class Entries(eqx.Module):
+    """Entries that a search found; differentiable, unlike the search for them."""
+
+    key: Float[Array, "*b dim"]
+    value: Float[Array, "*b column"]
+    use: Bool[Array, "*b column"]
     """Values that are known and near enough."""
 
 
@@ -147,34 +151,51 @@ class Dictionary:
         )
 
     def read(self, memory: DictionaryState, query: Float[Array, "query dim"]) -> Read:
-        """The kernel-weighted action values of each query's nearest entries, and which those are. No gradient passes.
-
-        For gradients, `blend` the `entries` at the read's indices.
-        """
+        """Kernel-weighted action values of each query's nearest entries, and which those are. No gradient passes."""
         memory, query = jax.lax.stop_gradient((memory, query))
 
         def look() -> Read:
             near = nearest_in_each(memory.keys, memory.norms, query, self.neighbors)
-            q, known = self.blend(query, self.entries(memory, near.index, near.distance))
-            return Read(near.index, near.distance, q, known)
+            found = self._entries(memory, (jnp.arange(near.index.shape[0])[:, None, None], near.index), near.distance)
+            mean = jax.vmap(partial(kernel_mean, query, delta=self.delta))
+            q, known = mean(found.key, found.value, found.use)
+            return Read(near.index, near.distance, _by_action(q), _by_action(known))
 
         return once(look, memory.merges)
 
-    def entries(
-        self, memory: DictionaryState, index: Int[Array, "table query k"], distance: Float[Array, "table query k"]
-    ) -> Entries:
+    def near(
+        self, memory: DictionaryState, query: Float[Array, "query dim"], action: Int[Array, "query"]
+    ) -> tuple[Address, Entries]:
+        """What each query reads of one action: where the entries are, [query, k], and the entries.
+
+        `value` of them is the mean that `read` has, and passes gradients; `shift` moves them.
+        """
+        memory, query = jax.lax.stop_gradient((memory, query))
+        table, _ = self._place(action)
+
+        def look() -> tuple[Array, Entries]:
+            near = nearest_in_own(memory.keys, memory.norms, query, table, self.neighbors)
+            return near.index, self._entries(memory, (table[:, None], near.index), near.distance)
+
+        index, found = once(look, memory.merges)
+        return (table[:, None], index), found
+
+    def value(
+        self, query: Float[Array, "query dim"], action: Int[Array, "query"], found: Entries
+    ) -> Float[Array, "query"]:
+        """Kernel-weighted means of one action's entries, 0 where it has none. Gradients reach queries and entries."""
+        q, _ = kernel_mean(query, found.key, found.value, found.use, self.delta)
+        return jnp.take_along_axis(q, self._place(action)[1][:, None], axis=1)[:, 0]
+
+    def _entries(self, memory: DictionaryState, at: Address, distance: Float[Array, "*b"]) -> Entries:
         """The entries at these slots and squared distances; values beyond `reach` are not in use."""
         present = distance <= self.reach**2 if self.reach else jnp.isfinite(distance)
-        at = (jnp.arange(index.shape[0])[:, None, None], index)
         return Entries(memory.keys[at], memory.values[at], (memory.visits[at] > 0) & present[..., None])
 
-    def blend(
-        self, query: Float[Array, "query dim"], entries: Entries
-    ) -> tuple[Float[Array, "query action"], Bool[Array, "query action"]]:
-        """Kernel-weighted means of the entries' values, and which actions have any. Gradients reach all inputs."""
-        mean = jax.vmap(partial(kernel_mean, query, delta=self.delta))
-        q, known = mean(entries.key, entries.value, entries.use)
-        return _by_action(q), _by_action(known)
+    def _place(self, action: Int[Array, "row"]) -> tuple[Int[Array, "row"], Int[Array, "row"]]:
+        """Table and column of actions."""
+        none = jnp.zeros_like(action)
+        return (action, none) if self.tables == "per_action" else (none, action)
 
     def write(self, memory: DictionaryState, rows: Rows, now: Int[Array, ""]) -> tuple[DictionaryState, Slots]:
         """The memory after a batch, and where its rows went.
@@ -203,9 +224,7 @@ class Dictionary:
 
     def _plan(self, memory: DictionaryState, rows: Rows) -> _Plan:
         """What a write writes, and where."""
-        per_action = self.tables == "per_action"
-        table = rows.action if per_action else jnp.zeros_like(rows.action)
-        column = jnp.zeros_like(rows.action) if per_action else rows.action
+        table, column = self._place(rows.action)
         hashed = fingerprint(rows.key) if rows.hashed is None else rows.hashed
         match, found = self._match(memory, rows.key, hashed, table)
         same = self._same(rows.key, hashed) & (table[:, None] == table[None, :])
@@ -239,9 +258,8 @@ class Dictionary:
     ) -> tuple[Int[Array, "row"], Bool[Array, "row"]]:
         """The entry that is the same state as each row, in the row's own table, and whether there is one."""
         if self.merge:
-            near = nearest_in_each(memory.keys, memory.norms, key, 1)
-            mine = (table, jnp.arange(key.shape[0]), 0)
-            return near.index[mine], near.distance[mine] <= self.merge**2
+            near = nearest_in_own(memory.keys, memory.norms, key, table, 1)
+            return near.index[:, 0], near.distance[:, 0] <= self.merge**2
 
         def look(row: tuple[Array, Array]) -> tuple[Array, Array]:
             bits, own = row
@@ -266,13 +284,9 @@ def touch(memory: DictionaryState, index: Int[Array, "table query k"], now: Int[
 
 
 def shift(
-    memory: DictionaryState,
-    index: Int[Array, "table query k"],
-    keys: Float[Array, "table query k dim"],
-    values: Float[Array, "table query k column"],
+    memory: DictionaryState, at: Address, keys: Float[Array, "*b dim"], values: Float[Array, "*b column"]
 ) -> DictionaryState:
     """The memory with these steps added to entries (a gradient step on what was read); entries read twice get both."""
-    at = (jnp.arange(index.shape[0])[:, None, None], index)
     moved = memory.keys.at[at].add(keys)
     # An empty slot stays empty whatever is added to it.
     norms = jnp.where(jnp.isinf(memory.norms[at]), jnp.inf, jnp.sum(jnp.square(moved[at]), axis=-1))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.ops.loops import repeat
+from rookery.ops.loops import repeat, widest
 
 Method = Literal["blocks", "top_k", "approx"]
 
@@ -27,9 +27,8 @@ BLOCK = 8
 """Rows of a block, and blocks of a block of blocks."""
 SPARE = 8
 """Blocks (or rows) ranked beyond k: scores from norms and products are rounded, and may swap near neighbors."""
-WHOLE = 1 << 24
-"""Scores held at once. More than this are computed in slices of `SLICE` keys, which stay in the cache."""
-SLICE = 8192
+SLICE = 4096
+"""Keys whose scores are held at once: they stay in the cache, and a search ends with the slice of the last entry."""
 
 
 class Near(eqx.Module):
@@ -83,7 +82,7 @@ def nearest_in_each(
     k: int,
     method: Method = "blocks",
 ) -> Near:
-    """The k keys nearest to each query in each table: [table, query, k]. Tables are searched as one long one."""
+    """The k keys nearest to each query in each table: [table, query, k]."""
     keys, norms, query = jax.lax.stop_gradient((keys, norms, query))
     tables, n, dim = keys.shape
     block = _block(n, k) if method == "blocks" else 1
@@ -96,8 +95,7 @@ def nearest_in_each(
 
         chosen = top(jax.vmap(scores)(keys, norms), wide)[1]
     else:
-        low = _block_scores(keys.reshape(-1, dim), norms.reshape(-1), query, block)
-        chosen = jax.vmap(partial(lowest, k=wide))(low.reshape(tables, n // block, -1))
+        chosen = jax.vmap(partial(lowest, k=wide))(_block_scores(keys, norms, query, block))
     # One table after the other: the candidates of all tables together would not fit into the cache.
     blocks = (keys.reshape(-1, block, dim), norms.reshape(-1, block))
 
@@ -106,6 +104,26 @@ def nearest_in_each(
 
     near = jax.lax.scan(rank, jnp.int32(0), chosen)[1]
     return Near(near.index - n * np.arange(tables)[:, None, None], near.distance)
+
+
+def nearest_in_own(
+    keys: Float[Array, "table n dim"],
+    norms: Float[Array, "table n"],
+    query: Float[Array, "query dim"],
+    table: Int[Array, "query"],
+    k: int,
+) -> Near:
+    """The k keys nearest to each query in the query's own table: [query, k]. Only those are ranked."""
+    keys, norms, query = jax.lax.stop_gradient((keys, norms, query))
+    n, dim = keys.shape[1:]
+    block = _block(n, k)
+    if block == 1 or not _sliced(n):
+        near, own = nearest_in_each(keys, norms, query, k), (table, np.arange(query.shape[0]))
+        return Near(near.index[own], near.distance[own])
+    chosen = lowest(_block_scores(keys, norms, query, block, table)[0], k + SPARE)
+    first = table[:, None] * (n // block)
+    near = _rank(keys.reshape(-1, block, dim), norms.reshape(-1, block), query, first + chosen, k)
+    return Near(near.index - n * table[:, None], near.distance)
 
 
 def lowest(x: Array, k: int) -> Int[Array, "column k"]:
@@ -133,25 +151,47 @@ def _block(n: int, k: int) -> int:
 
 
 def _block_scores(
-    keys: Float[Array, "n dim"], norms: Float[Array, "n"], query: Float[Array, "query dim"], block: int
-) -> Float[Array, "block query"]:
-    """The least |key|^2 - 2 key query of each block of rows. Queries are the minor axis, which reductions run along."""
-    n, queries = keys.shape[0], query.shape[0]
+    keys: Float[Array, "table n dim"],
+    norms: Float[Array, "table n"],
+    query: Float[Array, "query dim"],
+    block: int,
+    own: Int[Array, "query"] | None = None,
+) -> Float[Array, "_ block query"]:
+    """The least |key|^2 - 2 key query of each block of rows; with `own`, in each query's own table alone (one table).
+
+    Queries are the minor axis, which reductions run along. Tables are filled from their first slot on: slices after the
+    last entry are not visited, their scores are infinite.
+    """
+    (tables, n, dim), queries = keys.shape, query.shape[0]
     toward = (-2.0 * query).T
 
     def scores(keys: Array, norms: Array) -> Array:
         return jnp.min((norms[:, None] + keys @ toward).reshape(-1, block, queries), axis=1)
 
-    if n * queries <= WHOLE:
-        return scores(keys, norms)
-    whole = n - n % SLICE
+    rows = (keys.reshape(-1, dim), norms.reshape(-1))  # a loop over more axes would copy the table
+    if not _sliced(n):
+        return scores(*rows).reshape(tables, n // block, queries)
+    end = jnp.max(jnp.where(jnp.isinf(norms), 0, np.arange(1, n + 1, dtype=np.int32)), axis=1)
+    slices = widest(-(-end // SLICE))
 
-    def part(i: Array, low: Array) -> Array:
-        rows = (jax.lax.dynamic_slice_in_dim(x, i * SLICE, SLICE) for x in (keys, norms))
-        return jax.lax.dynamic_update_slice_in_dim(low, scores(*rows), i * (SLICE // block), axis=0)
+    def search(table: Array, low: Array) -> Array:
+        def part(i: Array, low: Array) -> Array:
+            first = jnp.minimum(i * SLICE, n - SLICE)  # the last slice may overlap the one before it
+            found = scores(*(jax.lax.dynamic_slice_in_dim(x, table * n + first, SLICE) for x in rows))
+            at = (table if own is None else 0, first // block, 0)
+            if own is not None:
+                found = jnp.where(own == table, found, jax.lax.dynamic_slice(low, at, (1, *found.shape))[0])
+            return jax.lax.dynamic_update_slice(low, found[None], at)
 
-    low = repeat(whole // SLICE, part, jax.lax.full((n // block, queries), 0, keys.dtype))
-    return low.at[whole // block :].set(scores(keys[whole:], norms[whole:])) if whole < n else low
+        return repeat(slices[table], part, low)
+
+    start = jax.lax.full((tables if own is None else 1, n // block, queries), jnp.inf, keys.dtype)
+    return repeat(tables, search, start)
+
+
+def _sliced(n: int) -> bool:
+    """Whether tables of n keys are searched in slices."""
+    return n >= 2 * SLICE
 
 
 def _rank(

@@ -43,6 +43,23 @@ def when(ready: Bool[Array, ""], f: Callable[[S], tuple[S, T]], state: S) -> tup
     return cast("tuple[S, T]", jax.lax.cond(ready, f, wait, state))  # pyright: ignore[reportUnknownMemberType]  (untyped)
 
 
+def widest(x: Int[Array, "*b"]) -> Int[Array, "*b"]:
+    """x; under a `vmap`, the largest x of all members, which then has no axis of members.
+
+    For lengths of loops: where members disagree on one, every round selects anew what each member keeps.
+    """
+
+    def batched(_: int, along: list[bool], x: Array) -> tuple[Array, bool]:
+        return (jnp.max(x, axis=0), False) if along[0] else (x, False)
+
+    def same(x: Array) -> Array:
+        return x
+
+    call = _jax.custom_batching.custom_vmap(same)
+    call.def_vmap(batched)
+    return call(x)
+
+
 def alone(f: Callable[..., T], *args: Any) -> T:
     """f(*args); under a `vmap` over a single member, without the axis of length 1 that it adds.
 

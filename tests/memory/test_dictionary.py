@@ -170,8 +170,8 @@ def test_hashes_match_where_keys_have_drifted() -> None:
     seen = fingerprint(jnp.array([[7, 7, 7]], jnp.uint8))
     one = Rows(jnp.ones((1, 2)), jnp.zeros(1, jnp.int32), jnp.array([4.0]), jnp.array([True]), seen)
     memory, _ = write(config, memory, one, jnp.int32(0))
-    index = read(config, memory, jnp.ones((1, 2))).index
-    memory = dictionary.shift(memory, index, jnp.full((1, 1, 1, 2), 0.5), jnp.zeros((1, 1, 1, 1)))
+    at, _ = config.near(memory, jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))
+    memory = dictionary.shift(memory, at, jnp.full((1, 1, 2), 0.5), jnp.zeros((1, 1, 1)))
     np.testing.assert_allclose(memory.keys[0, 0], [1.5, 1.5])
     np.testing.assert_allclose(memory.norms[0, 0], 4.5)
     memory, _ = write(config, memory, eqx.tree_at(lambda r: r.value, one, jnp.array([8.0])), jnp.int32(1))
@@ -179,12 +179,26 @@ def test_hashes_match_where_keys_have_drifted() -> None:
     np.testing.assert_allclose(memory.values[0, 0], [6.0])
 
 
+@pytest.mark.parametrize("tables", ["shared", "per_action"])
+def test_one_action_is_read_as_all_of_them_are(tables: Any) -> None:
+    config = Dictionary(64, tables, neighbors=3)
+    rng = np.random.default_rng(0)
+    keys, action = jnp.asarray(rng.normal(size=(40, 2)), jnp.float32), jnp.asarray(rng.integers(0, 3, 40), jnp.int32)
+    rows = Rows(keys, action, jnp.asarray(rng.normal(size=40), jnp.float32), jnp.ones(40, bool))
+    memory, _ = write(config, config.empty(2, 3), rows, jnp.int32(0))
+    query, asked = keys[:9] + 0.1, jnp.arange(9, dtype=jnp.int32) % 3
+    at, found = config.near(memory, query, asked)
+    np.testing.assert_array_equal(memory.keys[at], found.key)
+    all_of_them = read(config, memory, query).q
+    np.testing.assert_allclose(config.value(query, asked, found), all_of_them[np.arange(9), asked], rtol=1e-6)
+
+
 def test_a_shift_adds_up_where_an_entry_was_read_twice() -> None:
     config = Dictionary(16, "shared", neighbors=1)
     batch = Rows(jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32), jnp.zeros(1), jnp.array([True]))
     memory, _ = write(config, config.empty(2, 1), batch, jnp.int32(0))
-    index = read(config, memory, jnp.zeros((2, 2))).index
-    memory = dictionary.shift(memory, index, jnp.ones((1, 2, 1, 2)), jnp.full((1, 2, 1, 1), 3.0))
+    at, _ = config.near(memory, jnp.zeros((2, 2)), jnp.zeros(2, jnp.int32))
+    memory = dictionary.shift(memory, at, jnp.ones((2, 1, 2)), jnp.full((2, 1, 1), 3.0))
     np.testing.assert_allclose(memory.keys[0, 0], [2, 2])
     np.testing.assert_allclose((memory.norms[0, 0], memory.values[0, 0, 0]), (8, 6))
     assert np.all(np.isinf(memory.norms[0, 1:]))
@@ -232,7 +246,7 @@ def test_seeds_are_a_vmap() -> None:
 )
 def test_no_table_is_copied(tables: Any, merge: float, seeds: int) -> None:
     """Read, touch, write, shift in a loop, with the memory donated."""
-    config = Dictionary(8192, tables, neighbors=5, merge=merge)
+    config = Dictionary(32_768, tables, neighbors=5, merge=merge)
     actions = 2
 
     def step(memory: DictionaryState, x: tuple[Any, Any]) -> tuple[DictionaryState, Any]:
@@ -242,8 +256,8 @@ def test_no_table_is_copied(tables: Any, merge: float, seeds: int) -> None:
         batch = eqx.tree_at(lambda b: b.action, batch, jnp.argmax(got.q, axis=1).astype(jnp.int32))
         memory = dictionary.touch(memory, got.index, now)
         memory, _ = config.write(memory, batch, now)
-        entries = config.entries(memory, got.index, got.distance)
-        return dictionary.shift(memory, got.index, 0.1 * entries.key, 0.1 * entries.value), got.q
+        at, entries = config.near(memory, batch.key, batch.action)
+        return dictionary.shift(memory, at, 0.1 * entries.key, 0.1 * entries.value), got.q
 
     shape = (3, ROWS)
     batch = Rows(jnp.ones((*shape, 32)), jnp.zeros(shape, jnp.int32), jnp.ones(shape), jnp.ones(shape, bool))

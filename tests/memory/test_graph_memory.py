@@ -240,7 +240,7 @@ def test_keys_move_slowly_and_values_fast() -> None:
 @pytest.mark.parametrize(("evict", "seeds"), [("lru", 2), ("visits", 0), ("score", 0)])
 def test_no_table_is_copied(evict: Any, seeds: int) -> None:
     """Act, insert, connect, learn, touch in a loop, with the memory donated."""
-    config = Graph(8192, 4, neighbors=5, merge=0.1, key_rate=0.1, evict=evict)
+    config = Graph(32_768, 4, neighbors=5, merge=0.1, key_rate=0.1, evict=evict)
 
     def step(carry: tuple[GraphState, Handle], x: tuple[Any, Any]) -> tuple[tuple[GraphState, Handle], Any]:
         (memory, at), (key, now) = carry, x

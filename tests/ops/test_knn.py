@@ -61,14 +61,41 @@ def test_ties_go_to_the_lower_index(seed: int, share: float) -> None:
 
 
 def test_slices_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,008 keys in slices of 1,024: four whole ones and a rest."""
+    """5,008 keys in slices of 1,024: four whole ones, and one that overlaps the last of them."""
     keys, query, filled = table(5008, 8, 2), table(6, 8, 3), np.arange(5008) % 7 > 0
     whole = search(keys, filled, query, 10)
-    monkeypatch.setattr(knn, "WHOLE", 1000)
     monkeypatch.setattr(knn, "SLICE", 1024)
     sliced = jax.jit(lambda *x: knn.nearest(*x, 10))(keys, norms(keys, filled), query)
     np.testing.assert_array_equal(sliced.index, whole.index)
     np.testing.assert_array_equal(sliced.index, brute(keys, filled, query, 10)[0])
+
+
+@pytest.mark.parametrize("entries", [0, 1, 1024, 1025, 5008])
+def test_slices_end_at_the_last_entry(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    """Tables that are filled from their first slot on, each to another one, over members that differ too."""
+    monkeypatch.setattr(knn, "SLICE", 1024)
+    keys = np.stack([[table(5008, 4, 2 * m + t) for t in range(2)] for m in range(2)])
+    filled = np.arange(5008) < np.array([[entries, 40], [3000, entries]])[:, :, None]
+    query, own = jnp.asarray(table(6, 4, 9)), jnp.array([0, 1, 1, 0, 0, 1])
+    cached = norms(keys, filled)
+    each = jax.jit(jax.vmap(lambda k, n: knn.nearest_in_each(k, n, query, 5)))(keys, cached)
+    mine = jax.jit(jax.vmap(lambda k, n: knn.nearest_in_own(k, n, query, own, 5)))(keys, cached)
+    for m, t in np.ndindex(2, 2):
+        index, distance = brute(keys[m, t], filled[m, t], np.asarray(query), 5)
+        found = np.isfinite(distance)
+        np.testing.assert_allclose(each.distance[m, t], distance, rtol=1e-5)
+        np.testing.assert_array_equal(np.asarray(each.index[m, t])[found], index[found])
+        np.testing.assert_array_equal(mine.distance[m][own == t], np.asarray(each.distance[m, t])[own == t])
+        np.testing.assert_array_equal(mine.index[m][own == t], np.asarray(each.index[m, t])[own == t])
+
+
+def test_slices_after_the_last_entry_are_not_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN there would reach every minimum of its block."""
+    monkeypatch.setattr(knn, "SLICE", 1024)
+    keys, query = table(5008, 4, 0), table(3, 4, 1)
+    keys[1024:] = np.nan
+    near = jax.jit(lambda *x: knn.nearest(*x, 5))(keys, norms(keys, np.arange(5008) < 1000), query)
+    np.testing.assert_array_equal(near.index, brute(keys[:1000], np.ones(1000, bool), query, 5)[0])
 
 
 def test_small_distances_far_from_the_origin_are_exact() -> None:
