@@ -6,8 +6,9 @@
 learning: environment steps per second with learning, one environment, one gradient step of batch 32 for four steps.
 PYTHON has torch, stable_baselines3, ale_py and cv2. Every measurement is a process of its own, the sides take turns,
 and a rate is the best of its rounds.
-memory: steps per second of nec_atari and gbmr_atari with their 100,000 keys and 16 environments, and the share of the
-time that the memory takes: 1 - rate / rate with 128 keys. A search or a write costs the same however full a table is.
+memory: steps per second of nec_atari and gbmr_atari with 16 environments and their 100,000 slots, as they are at the
+start of a run and with a key in every slot, and the share of the time that a full memory takes: 1 - rate / rate with
+128 slots.
 convolution: milliseconds of the Nature CNN's convolutions at batch 32, forward and with gradient, by XLA and as
 products over patches, and both as shares of what a large matrix product reaches in the same process.
 """
@@ -51,18 +52,17 @@ TABLES = {"nec_atari": "algo.dictionary.capacity", "gbmr_atari": "algo.graph.cap
 
 
 def memory(given: argparse.Namespace) -> list[Row]:
-    """Steps per second with a large and with a small memory, in turn."""
+    """Steps per second with a large memory, full and new, and with a small one, in turn."""
     rows = []
     for preset, field in TABLES.items():
         request = {"preset": preset, "task": f"atari:{given.game}", "seconds": given.seconds, "iterations": 256}
-        pairs = [
-            [answer(apart("rate", **request, **values))["steps_per_second"] for values in ({}, {field: SMALL})]
-            for _ in range(given.rounds)
+        ways = ({"full": True}, {}, {field: SMALL, "full": True})
+        found = [
+            [answer(apart("rate", **request, **way))["steps_per_second"] for way in ways] for _ in range(given.rounds)
         ]
-        large, small = (max(rates) for rates in zip(*pairs, strict=True))
-        rows.append(
-            {"preset": preset, "steps/s": large, f"with {SMALL} keys": small, "share": round(1 - large / small, 2)}
-        )
+        full, new, small = (max(rates) for rates in zip(*found, strict=True))
+        share = round(1 - full / small, 2)
+        rows.append({"preset": preset, "full": full, "new": new, f"{SMALL} slots": small, "share": share})
     return rows
 
 

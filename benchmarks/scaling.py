@@ -24,9 +24,19 @@ SPREAD = "mpe/simple_spread"
 
 
 def rate(
-    preset: str, task: str = SPREAD, seeds: int = 1, seconds: float = 5.0, iterations: int = 10, **values: Any
+    preset: str,
+    task: str = SPREAD,
+    seeds: int = 1,
+    seconds: float = 5.0,
+    iterations: int = 10,
+    *,
+    full: bool = False,
+    **values: Any,
 ) -> dict[str, Any]:
-    """Steps per second of one process over `seconds`, so many iterations at once (as in training), and peak memory."""
+    """Steps per second of one process over `seconds`, so many iterations at once (as in training), and peak memory.
+
+    With `full`, all slots of the memory hold random keys from the start.
+    """
     import jax
 
     import rookery
@@ -36,7 +46,7 @@ def rate(
     use_compilation_cache()
     config = rookery.config(preset, task, seeds=seeds, **values)
     engine = open_engine(config)
-    state = engine.init()
+    state = fill_memory(engine.init()) if full else engine.init()
     # A store must hold enough to learn from before the clock starts.
     for _ in range(2 + -(-config.algo.warmup() // iterations)):
         state, _ = engine.chunk(state, iterations)
@@ -47,6 +57,23 @@ def rate(
     steps = int(state.members.steps.sum()) - before
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return {"steps_per_second": round(steps / (time.perf_counter() - start)), "peak_mib": peak}
+
+
+def fill_memory(state: Any) -> Any:
+    """The state with random keys in all slots of its memory, as late in a long run."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+
+    from rookery.memory.graph import TERMINAL, GraphState
+
+    memory = state.members.algo.view.memory
+    keys = jax.random.normal(jax.random.PRNGKey(0), memory.keys.shape)
+    norms = jnp.sum(jnp.square(keys), axis=-1)
+    if isinstance(memory, GraphState):  # its terminal node has no key
+        norms = norms.at[..., TERMINAL].set(jnp.inf)
+    full = eqx.tree_at(lambda m: (m.keys, m.norms), memory, (keys, norms))
+    return eqx.tree_at(lambda s: s.members.algo.view.memory, state, full)
 
 
 def episode_bytes(preset: str, task: str) -> dict[str, Any]:
