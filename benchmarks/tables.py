@@ -154,7 +154,7 @@ def plain(rows: Rows) -> Table:
 LAYOUTS: dict[str, Callable[[Rows], Table]] = {
     **{layout.__name__: layout for layout in (peers, time_to_score, torch_peers, shards, mechanisms, memory_reads)},
     **dict.fromkeys(("sb3", "epymarl", "atari", "maddpg", "atari_learning"), beside),
-    **dict.fromkeys(("atari_memory", "atari_convolution", "hyper_presets"), plain),
+    **dict.fromkeys(("atari_memory", "atari_convolution", "hyper_presets", "hyper_forms"), plain),
 }
 
 

@@ -68,7 +68,7 @@ _PLAIN = [{"way": "by hand", "ms": 7.5, "share": 0.4}]
 _READS = {"tables": 1, "keys": 100_000, "blocks, ms": 4.6, "top_k, ms": 9, "approx, ms": 3, "approx, recall": 0.9}
 MEASURED: dict[str, list[dict[str, Any]]] = {
     **dict.fromkeys(("sb3", "epymarl", "atari", "maddpg", "atari_learning"), _BESIDE),
-    **dict.fromkeys(("atari_memory", "atari_convolution", "hyper_presets"), _PLAIN),
+    **dict.fromkeys(("atari_memory", "atari_convolution", "hyper_presets", "hyper_forms"), _PLAIN),
     "memory_reads": [{**_READS, "batch": batch, "Nature CNN, ms": 4.4} for batch in (1, 16)],
     "peers": [
         {
@@ -116,7 +116,7 @@ _PLAIN_TABLE = """\
 """
 WRITTEN = {
     **dict.fromkeys(("sb3", "epymarl", "atari", "maddpg", "atari_learning"), _BESIDE_TABLE),
-    **dict.fromkeys(("atari_memory", "atari_convolution", "hyper_presets"), _PLAIN_TABLE),
+    **dict.fromkeys(("atari_memory", "atari_convolution", "hyper_presets", "hyper_forms"), _PLAIN_TABLE),
     "memory_reads": """\
 | tables | keys in each | exact, in blocks, ms | top_k, ms | approx_max_k, ms | its recall | Nature CNN, ms |
 |---|---:|---:|---:|---:|---:|---:|
