@@ -117,6 +117,7 @@ PRESETS["super_dqn_published"] = Q(
         importance=0.4,
         importance_end=0.4,
         eps=1e-6,
+        eps_relative=False,
     ),
     target=Target(every=250),
     optimiser=Optimiser("adam", lr=1.6e-4, clip=40.0, eps=1e-8),

@@ -32,7 +32,8 @@ _dqn = Q(
 )
 PRESETS["dqn_atari"] = _dqn
 # Prioritized replay (Schaul et al. 2016, proportional), on double DQN.
-PRESETS["per_atari"] = replace(_dqn, double=True, replay=replace(_dqn.replay, priority=0.6, importance=0.4))
+_per = {"importance": 0.4, "eps": 1e-6, "eps_relative": False}
+PRESETS["per_atari"] = replace(_dqn, double=True, replay=replace(_dqn.replay, priority=0.6, **_per))
 
 # -- Atari 100k -----------------------------------------------------------------------------------------------------
 # One gradient step per transition from the 1,600th on; the store holds everything that is collected.
@@ -47,7 +48,7 @@ PRESETS["der"] = Q(
     net=Net(
         "mlp", width=256, layers=0, layers_after=1, encoder=Encoder("data_efficient", width=0), initializer="torch"
     ),
-    replay=replace(_replay, priority=0.5, importance=0.4),
+    replay=replace(_replay, priority=0.5, **_per),
     target=Target(every=2000),
     optimiser=_adam,
     values=Values(dueling=True, atoms=51, low=-10.0, high=10.0, noisy=0.5),

@@ -58,8 +58,11 @@ class Replay:
     """Exponent of the importance weights that correct for priorities, at the start of the run."""
     importance_end: Fraction = 1.0
     """The same at the end of the run."""
-    eps: NonNegative = 0.01
-    """Added to priorities, so that nothing is never drawn."""
+    eps: NonNegative = 0.1
+    """Added to priorities, so that every item can be drawn."""
+    eps_relative: bool = True
+    """Whether `eps` is a multiple of the mean priority. An absolute one (as published) outweighs all priorities where
+    TD errors are small."""
 
     def shard(self, collect: Collect) -> Replay:
         """The store of one shard: its share of this one, or a replica where all shards step the same environment."""
@@ -148,11 +151,15 @@ class Replay:
             return Draw(jax.random.randint(key, (self.batch,), 0, stored), None)
         there = jnp.arange(priorities.shape[0]) < stored
         there = there if filled is None else there & filled
-        mass = jnp.where(there, (priorities + self.eps) ** self.priority, 0.0)
+        unit = jnp.sum(priorities, where=there) / jnp.maximum(jnp.sum(there), 1) if self.eps_relative else 1.0
+        # The tiny number is for a store without any error: everything is drawn alike.
+        mass = jnp.where(there, (priorities + self.eps * unit + 1e-12) ** self.priority, 0.0)
         index = jnp.minimum(proportional(key, mass, self.batch), stored - 1)
         beta = self.importance + (self.importance_end - self.importance) * clock.progress
-        weight = (stored * mass[index] / jnp.sum(mass)) ** -beta
-        return Draw(index, weight / jnp.max(weight))
+        chance = mass[index] / jnp.sum(mass)
+        # Rounded sums may draw an item without mass: it has no weight, where it would have an infinite one.
+        weight = jnp.where(chance > 0, (stored * chance) ** -beta, 0.0)
+        return Draw(index, weight / jnp.maximum(jnp.max(weight), 1e-30))
 
 
 def rate(

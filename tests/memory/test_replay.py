@@ -88,7 +88,7 @@ def test_new_items_are_as_important_as_the_most_important() -> None:
 def test_draws_follow_priorities_and_weights_undo_them() -> None:
     stored, priorities = 4, jnp.array([0.0, 1.0, 4.0, 9.0, 100.0, 100.0])  # what is not stored is never drawn
     draw = PER.draw(KEY, priorities, jnp.int32(stored), CLOCK)
-    p = (np.asarray(priorities[:stored]) + PER.eps) ** 0.5
+    p = (np.asarray(priorities[:stored]) + PER.eps * 3.5) ** 0.5  # 3.5 is their mean
     p /= p.sum()
     index = np.asarray(draw.index)
     np.testing.assert_allclose(np.bincount(index, minlength=6)[:4] / 40_000, p, atol=0.01)
@@ -104,6 +104,27 @@ def test_draws_follow_priorities_and_weights_undo_them() -> None:
     assert late.weight is not None
     x = np.array([1.0, -2.0, 3.0, 5.0])
     assert (x[index] * late.weight).sum() / late.weight.sum() == pytest.approx(x.mean(), abs=0.3)
+
+
+def test_priorities_matter_however_small_errors_are() -> None:
+    priorities = jnp.array([0.0, 1.0, 4.0, 9.0, 0.0, 0.0])
+    draws = [PER.draw(KEY, scale * priorities, jnp.int32(4), CLOCK).index for scale in (1.0, 2.0**-10)]
+    np.testing.assert_array_equal(*draws)
+    absolute = replace(PER, eps=0.5, eps_relative=False).draw(KEY, 2.0**-10 * priorities, jnp.int32(4), CLOCK)
+    np.testing.assert_allclose(np.bincount(absolute.index, minlength=4) / 40_000, 0.25, atol=0.01)
+    nothing = PER.draw(KEY, jnp.zeros(6), jnp.int32(4), CLOCK)
+    np.testing.assert_allclose(np.bincount(nothing.index, minlength=4) / 40_000, 0.25, atol=0.01)
+
+
+def test_an_item_without_mass_has_no_weight() -> None:
+    """Rounding of cumulative sums draws some of them from a large store."""
+    n = 1 << 17
+    filled = jnp.arange(n) % 32 != 0
+    draw = replace(PER, capacity=n, batch=1 << 20).draw(KEY, jax.random.uniform(KEY, (n,)), jnp.int32(n), CLOCK, filled)
+    assert draw.weight is not None
+    without = ~filled[draw.index]
+    assert without.any()
+    assert jnp.isfinite(draw.weight).all() and not draw.weight[without].any() and draw.weight[~without].all()
 
 
 def test_sizes_are_means_over_real_transitions() -> None:
