@@ -380,7 +380,7 @@ class GradientAlgorithm(Algorithm[A], Protocol[A]):
 
 
 def global_state(spec: Spec, step: Step) -> Float[Array, "*b state"]:
-    """What a centralised critic or mixer sees: the task's state, or all observations joined (never stored twice)."""
+    """What a centralized critic or mixer sees: the task's state, or all observations joined (never stored twice)."""
     batch = step.first.shape
     return as_float((step.state if spec.state_shape else step.obs).reshape(*batch, -1))
 

@@ -52,7 +52,7 @@ class Credit:
     alpha: NonNegative = 0.8
     """Draws: chance ~ (|TD error| + eps) to this power."""
     eps: NonNegative = 0.1
-    """Draws: added to |TD errors|, so that nothing is never drawn."""
+    """Draws: added to |TD errors|, so that every transition can be drawn."""
     eps_relative: bool = True
     """Whether `eps` is a multiple of the batch's mean |TD error|. An absolute one (as published) outweighs all errors
     where rewards are small."""
@@ -69,7 +69,7 @@ class Credit:
         return self.kind != "none"
 
     def check(self, mixer: str, collect: Collect) -> None:
-        """Refuse what has no team's TD error, and what does not see all of a batch."""
+        """Refuse configs without a team TD error, and shards, which see part of a batch."""
         if self.on and mixer == "none":
             raise ConfigError(
                 f"algo.credit.kind '{self.kind}' divides a team's TD error among its agents; mixer 'none' has none to "

@@ -26,7 +26,7 @@ PROBE = 8
 
 
 class Recent(eqx.Module):
-    """What sharing remembers: each agent's last |TD errors| as a ring, its role, and how well judgements were."""
+    """The sharing state: each agent's last |TD errors| as a ring, its role, and how well judgements were."""
 
     errors: Float[Array, "agent window"]
     seen: Int[Array, "agent"]
@@ -270,7 +270,7 @@ class Share:
         near, metrics = may, {}
         if self.partners == "range":
             near = self._within(self._distance(_positions(spec, batch.step)), may)
-            # The dead are nowhere.
+            # Dead agents have no position.
             near = near & batch.step.alive[:-1][..., None] & batch.step.alive[:-1][..., None, :]
         elif self.partners == "role":
             assert recent.roles is not None
@@ -372,7 +372,7 @@ class Share:
     def look_back(
         self, shared: Shared | None, read: Callable[[Sequence], tuple[Array, Array]], progress: Float[Array, ""]
     ) -> tuple[Recent | None, Metrics]:
-        """What sharing remembers after a gradient step, and what that taught: receivers' |TD errors| on a few borrowed
+        """The sharing state after a gradient step, and the change in TD errors: receivers' |TD errors| on a few borrowed
         sequences before it, and as they `read` them now."""
         if shared is None or shared.borrowed is None:
             return shared and shared.recent, {}

@@ -225,23 +225,23 @@ def _curve(axis: Axes, results: Results, label: str, x: np.ndarray, curves: np.n
 
 
 def _band(axis: Axes, results: Results, label: str, x: np.ndarray, estimate: stats.Estimate) -> None:
-    colour = _colour(results, label)
-    axis.plot(x, estimate.value, color=colour, label=label, linewidth=1.4)
-    axis.fill_between(x, estimate.low, estimate.high, color=colour, alpha=0.2, linewidth=0)
+    color = _color(results, label)
+    axis.plot(x, estimate.value, color=color, label=label, linewidth=1.4)
+    axis.fill_between(x, estimate.low, estimate.high, color=color, alpha=0.2, linewidth=0)
 
 
 def _intervals(
     axis: Axes, results: Results, labels: Sequence[str], estimates: Sequence[tuple[float, float, float]]
 ) -> None:
     for row, (label, (value, low, high)) in enumerate(zip(labels, estimates, strict=True)):
-        colour, mark = _colour(results, label), _MARKS[results.labels.index(label) % len(_MARKS)]
-        axis.plot([low, high], [row, row], color=colour, linewidth=5, alpha=0.4, solid_capstyle="butt")
-        axis.plot([value], [row], mark, color=colour, markersize=5)
+        color, mark = _color(results, label), _MARKS[results.labels.index(label) % len(_MARKS)]
+        axis.plot([low, high], [row, row], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
+        axis.plot([value], [row], mark, color=color, markersize=5)
     axis.set_yticks(range(len(labels)), labels)
     axis.set_ylim(len(labels) - 0.5, -0.5)
 
 
-def _colour(results: Results, label: str) -> Any:
+def _color(results: Results, label: str) -> Any:
     index = results.labels.index(label)
     table = "tab10" if len(results.labels) <= 10 else "tab20"
     return matplotlib.colormaps[table](index % matplotlib.colormaps[table].N)
