@@ -4,7 +4,7 @@
 
 CHECKOUT is a clone of github.com/FLAIROx/JaxMARL; PYTHON is an interpreter with its requirements. Every measurement is
 a process of its own, and the two sides take turns, so that what else the machine does hits both. A rate is the
-best of its rounds; ratios above 1 are in Rookery's favour.
+best of its rounds; ratios above 1 are in Rookery's favor.
 """
 
 from __future__ import annotations

@@ -372,7 +372,7 @@ class Share:
     def look_back(
         self, shared: Shared | None, read: Callable[[Sequence], tuple[Array, Array]], progress: Float[Array, ""]
     ) -> tuple[Recent | None, Metrics]:
-        """The sharing state after a gradient step, and the change in TD errors: receivers' |TD errors| on a few borrowed
+        """The sharing state after a gradient step, and the change in TD errors: receivers' errors on a few borrowed
         sequences before it, and as they `read` them now."""
         if shared is None or shared.borrowed is None:
             return shared and shared.recent, {}
