@@ -266,6 +266,7 @@ class DDPG:
         r_t, discount_t = step.reward[1:], step.discount[1:]
         bonus = self.entropy.worth(now.online) * entropy[1:]
         if self.mixer.kind != "none":
+            bonus = jnp.where(step.alive[1:], bonus, 0.0)  # the entropy of a dead agent is worth nothing to its team
             r_t, bonus = (jnp.mean(x, axis=-1, keepdims=True) for x in (r_t, bonus))
             discount_t = team_discount(step)[1:, :, None]
         return r_t + self.gamma * discount_t * (v_t + bonus)

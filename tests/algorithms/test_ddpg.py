@@ -277,6 +277,24 @@ def test_dead_agents_do_not_count(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_a_dead_agents_entropy_is_worth_nothing_to_its_team(kind: str) -> None:
+    """Agent 1 is dead in row 2: of its policy there, only the living one's half of the team's entropy is left."""
+    spec = replace(spec_of(KINDS[kind]), cooperative=True)
+    algo = replace(ALGOS["facmac"], entropy=Entropy("fixed", alpha=0.5), target_action="argmax")
+    now, batch = learner_of(algo, spec), batch_of(spec)
+    dying = at(batch, lambda b: b.step.alive, batch.step.alive.at[2, :, 1].set(False))
+    params = algo._reader.sequences(spec, now.online["actor"], batch)
+    key = sees(batch).key("target")
+    entropy = algo._head.target(spec, params, batch.step.legal, key, sampled=False)[1]
+    fewer = np.zeros((TIME, BATCH, 1), np.float32)
+    fewer[1, :, 0] = GAMMA * 0.5 * entropy[2, :, 1] / 2
+    assert np.abs(fewer[1]).min() > 1e-3
+    np.testing.assert_allclose(
+        targets(algo, spec, now, dying), targets(algo, spec, now, batch) - fewer, rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("name", ["maddpg", "masac", "facmac"])
 def test_illegal_actions_have_no_gradient_and_are_never_done(name: str) -> None:
     spec = spec_of(DISCRETE, action_sizes=(4, 2))
