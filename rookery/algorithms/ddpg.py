@@ -221,13 +221,13 @@ class DDPG:
             after, (_, found) = self._move(now, partial(self._actor_loss, spec, now, sees), actors, progress)
             return after, Packed.of(found)
 
-        # Counted by the clock, which is the same for all members, so that a delayed step stays a branch under vmap.
-        number = sees.clock.iteration * self._replayed(spec).steps + sees.step
-        now, found = actor_step(now) if self.delay == 1 else when(number % self.delay == 0, actor_step, now)
-        updates = now.updates + 1
-        target = self.target.refresh(now.target, {name: now.online[name] for name in now.target}, updates)
+        # Counted by the clock, which is the same for all members, so that a delayed step stays a branch under vmap; and
+        # both alike, so that targets follow the step that moved the actors (TD3).
+        count = sees.clock.iteration * self._replayed(spec).steps + sees.step + 1
+        now, found = actor_step(now) if self.delay == 1 else when(count % self.delay == 0, actor_step, now)
+        target = self.target.refresh(now.target, {name: now.online[name] for name in now.target}, count)
         priorities = replay.rate(now.priorities, sees.draw, sizes)
-        return Learner(now.online, target, now.opt, updates, priorities), {**metrics, **found.metrics()}
+        return Learner(now.online, target, now.opt, now.updates + 1, priorities), {**metrics, **found.metrics()}
 
     def _move(
         self, now: Learner[Groups], loss: Callable[[Groups], Losses], groups: tuple[str, ...], progress: Array

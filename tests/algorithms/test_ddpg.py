@@ -478,19 +478,25 @@ def run(net: Any, x: jax.Array) -> jax.Array:
     return x @ net.head.weight + net.head.bias
 
 
-def test_delayed_actors_move_every_second_step_under_vmap_too() -> None:
+@pytest.mark.parametrize("updates", [0, 1])
+def test_delayed_actors_and_targets_move_every_second_step(updates: int) -> None:
+    """In the same one, however many steps were taken before the clock's present count (after an odd warm-up, say)."""
     spec = spec_of(DISCRETE)
     algo = replace(ALGO, delay=2, target=Target(every=2, tau=0.5))
-    now, batch = algo.init(spec, KEY).learner, batch_of(spec)
-    step = hasty_jit(lambda now, n: algo._gradient_step(spec, now, sees(batch, step=n)))
-    one, metrics = step(now, jnp.int32(1))
+    now, batch = replace(algo.init(spec, KEY).learner, updates=jnp.int32(updates)), batch_of(spec)
+    one, metrics = delayed(algo, spec, now, batch, 0)
     assert_same(one.online["actor"], now.online["actor"])
     assert differs(one.online["critic"], now.online["critic"]) and float(metrics["actor_value"].weight) == 0
     assert_same(one.target, now.target)
-    two, metrics = step(one, jnp.int32(2))
+    two, metrics = delayed(algo, spec, one, batch, 1)
     assert differs(two.online["actor"], one.online["actor"]) and float(metrics["actor_value"].weight) > 0
     halfway = jax.tree.map(lambda new, old: (new + old) / 2, two.online["actor"], one.target["actor"])
     assert_close(two.target["actor"], halfway, 1e-6)
+
+
+@partial(hasty_jit, static_argnums=(0, 1))
+def delayed(algo: DDPG, spec: Spec, now: Learner[Groups], batch: Sequence, step: jax.Array) -> Any:
+    return algo._gradient_step(spec, now, sees(batch, step=step))
 
 
 def test_an_automatic_alpha_rises_where_entropy_is_short() -> None:
