@@ -108,7 +108,7 @@ class DDPG:
     def check(self, spec: Spec) -> None:
         """Refuse what this family cannot train."""
         self._head.check(spec)
-        self.actor.check()
+        self.actor.check(teams=True)
         self.critic.check()
         if (self.actor.encoder.kind, self.critic.net.encoder.kind) != ("none", "none"):
             raise ConfigError("image encoders are for the Q, PPO and episodic families: use encoder.kind none.")
@@ -157,7 +157,7 @@ class DDPG:
     def init(self, spec: Spec, key: Array) -> DDPGState:
         """Fresh weights and an empty store."""
         n_in, n_out = self._reader.inputs(spec), self._head.parameters(spec.action)
-        actor = self.actor.init(stream(key, "actor"), spec.n_agents, n_in, n_out, 0.01, spec.entities)
+        actor = self.actor.init(stream(key, "actor"), self.actor.sets(spec), n_in, n_out, 0.01, spec.entities)
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         target = {"actor": actor, "critic": Critics(self.critic.init(spec, key), mixer)}
         online = dict(target)

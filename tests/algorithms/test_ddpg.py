@@ -25,7 +25,7 @@ from rookery.memory.replay import Draw, Replay
 from rookery.memory.sequences import Memory, Sequence, transitions
 from rookery.nets.agent import Net
 from rookery.nets.mixers import Mixer
-from rookery.nets.optimiser import Groups
+from rookery.nets.optimiser import Groups, Optimiser
 from rookery.nets.target import Target
 from rookery.ops.gumbel import Gumbel, Kind
 from rookery.ops.noise import Noise
@@ -499,6 +499,33 @@ def delayed(algo: DDPG, spec: Spec, now: Learner[Groups], batch: Sequence, step:
     return algo._gradient_step(spec, now, sees(batch, step=step))
 
 
+def test_weights_per_team_are_moved_by_their_team_alone() -> None:
+    spec = replace(spec_of(DISCRETE), agents=("a", "b", "c"), teams=("x", "y", "x"))
+    net = replace(TINY, weights="per_team")
+    algo = replace(ALGO, actor=net, critic=ActionCritic(net), optimiser=Optimiser(clip=1e9))
+    algo.check(spec)
+    now, batch = algo.init(spec, KEY).learner, batch_of(spec)
+    assert all(x.shape[0] == 2 for x in jax.tree.leaves(now.online))
+    paid = at(batch, lambda b: b.step.reward, batch.step.reward.at[1:, :, 1].add(9.0))
+    (after, _), (other, _) = (delayed(algo, spec, now, b, 0) for b in (batch, paid))
+    pick = lambda tree, i: jax.tree.map(lambda x: x[i], tree)  # noqa: E731
+    for group in ("actor", "critic"):
+        assert differs(pick(after.online[group], 0), pick(now.online[group], 0))
+        assert_same(pick(after.online[group], 0), pick(other.online[group], 0))
+        assert differs(pick(after.online[group], 1), pick(other.online[group], 1))
+
+
+def test_weights_of_the_only_team_are_shared() -> None:
+    spec, net = spec_of(DISCRETE), replace(TINY, weights="per_team")
+    algo = replace(ALGO, actor=net, critic=ActionCritic(net))
+    now, batch = learner_of(ALGO, spec), batch_of(spec)
+    apart = jax.tree.map(lambda x: x[None], now)
+    assert jax.tree.map(jnp.shape, apart.online) == jax.tree.map(jnp.shape, algo.init(spec, KEY).learner.online)
+    assert_close(targets(algo, spec, apart, batch), targets(ALGO, spec, now, batch), 1e-5)
+    own = jax.tree.map(lambda x: x[0], actor_gradient(algo, spec, apart, batch))
+    assert_close(own, actor_gradient(ALGO, spec, now, batch), 1e-5)
+
+
 def test_an_automatic_alpha_rises_where_entropy_is_short() -> None:
     spec = spec_of(DISCRETE)
     algo = replace(ALGOS["masac"], entropy=Entropy("auto", share=0.5))
@@ -595,6 +622,8 @@ def test_what_cannot_be_trained_is_refused() -> None:
         (ALGO, unbounded, "finite bounds"),
         (replace(ALGO, mixer=Mixer("vdn")), DISCRETE, "cooperative"),
         (replace(ALGO, actor=replace(TINY, kind="gru")), DISCRETE, "single transitions"),
+        (replace(PRESETS["iql"], net=replace(TINY, weights="per_team")), DISCRETE, "per_team"),
+        (replace(PRESETS["ippo"], actor=replace(TINY, weights="per_team")), DISCRETE, "per_team"),
     ]
     for algo, action, message in cases:
         with pytest.raises(ConfigError, match=message):
