@@ -11,15 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
+from scipy.special import softmax
 from small import assert_close, assert_same, differs, hasty_jit, small_config
 
 from rookery.algorithms.ddpg import DDPG
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.registry import PRESETS
+from rookery.core.registry import PRESETS, TASKS
 from rookery.core.types import ActionSpec, Clock, Collect, Rollout, Spec, Step
 from rookery.mechanisms.action_critic import ActionCritic
-from rookery.mechanisms.action_head import Entropy, real
+from rookery.mechanisms.action_head import Entropy, Smoothing, real
 from rookery.memory.learning import Learner, Minibatch, draw_filled
 from rookery.memory.replay import Draw, Replay
 from rookery.memory.sequences import Memory, Sequence, transitions
@@ -141,15 +143,58 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not(kind: str, discount:
     s = batch.step
     ids = np.broadcast_to(np.eye(2), (*s.first.shape, 2, 2))
     params = forward(now.target["actor"], np.concatenate([s.obs, ids], axis=-1))
-    joint = np.broadcast_to(
-        choose(spec, params).reshape(*s.first.shape, 1, -1), (*s.first.shape, 2, 2 * params.shape[-1])
-    )
-    seen = np.broadcast_to(np.asarray(s.obs).reshape(*s.first.shape, 1, -1), (*s.first.shape, 2, 6))
-    q = forward(now.target["critic"].twins[0], np.concatenate([seen, joint, ids], axis=-1))[..., 0]
+    q = judge(now.target["critic"].twins[0], s, choose(spec, params))
     keep = np.ones((TIME, 1, 1))
     keep[-1] = discount
     expected = np.asarray(s.reward)[1:] + GAMMA * keep * q[1:]
     np.testing.assert_allclose(targets(algo, spec, now, batch), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "box"])
+def test_soft_targets_by_hand(kind: str) -> None:
+    """The least of the target critics' values of what the online actors do, and what their entropy is worth."""
+    spec = spec_of(KINDS[kind])
+    algo = replace(ALGOS["masac"], target_action="argmax")
+    now, batch = learner_of(algo, spec), batch_of(spec)
+    alpha = np.array([0.2, 0.5], np.float32)
+    now = replace(now, online={**now.online, "alpha": jnp.log(alpha)})
+    s = batch.step
+    ids = np.broadcast_to(np.eye(2), (*s.first.shape, 2, 2))
+    params = forward(now.online["actor"], np.concatenate([s.obs, ids], axis=-1))
+    if kind == "box":
+        mean, spread = np.split(params, 2, axis=-1)
+        std = np.exp(-5 + 3.5 * (np.tanh(spread) + 1))
+        x = mean + std * np.asarray(jax.random.normal(sees(batch).key("target"), mean.shape))
+        action = np.tanh(x)
+        entropy = -(stats.norm(mean, std).logpdf(x) - np.log(1 - action**2)).sum(-1)
+    else:
+        action, p = choose(spec, params), softmax(params, axis=-1)
+        entropy = -(p * np.log(p)).sum(-1)
+    q = np.minimum(*(judge(twin, s, action) for twin in now.target["critic"].twins))
+    expected = np.asarray(s.reward)[1:] + GAMMA * (q + alpha * entropy)[1:]
+    np.testing.assert_allclose(targets(algo, spec, now, batch), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_smoothed_targets_by_hand() -> None:
+    """TD3's noise is cut off at its limit, and is on the target actors' actions, which stay within the bounds."""
+    spec, algo = spec_of(BOX), replace(ALGO, smoothing=Smoothing(scale=0.5, limit=0.3))
+    now, batch = learner_of(algo, spec), batch_of(spec)
+    now = replace(now, target=at(now.target, lambda t: t["actor"].head.bias, jnp.array([3.0, 0.0])))
+    s = batch.step
+    ids = np.broadcast_to(np.eye(2), (*s.first.shape, 2, 2))
+    action = choose(spec, forward(now.target["actor"], np.concatenate([s.obs, ids], axis=-1)))
+    noise = np.clip(0.5 * np.asarray(jax.random.normal(sees(batch).key("target"), action.shape)), -0.3, 0.3)
+    q = judge(now.target["critic"].twins[0], s, np.clip(action + noise, -1, 1))
+    expected = np.asarray(s.reward)[1:] + GAMMA * q[1:]
+    np.testing.assert_allclose(targets(algo, spec, now, batch), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(targets(ALGO, spec, now, batch) - expected).max() > 1e-2
+
+
+def judge(critic: Any, step: Step, action: np.ndarray) -> np.ndarray:
+    """What a feed-forward critic of two agents makes of everything that both see and do, in numpy."""
+    both = lambda x: np.broadcast_to(np.reshape(x, (*step.first.shape, 1, -1)), (*x.shape[:3], 2 * x.shape[-1]))  # noqa: E731
+    ids = np.broadcast_to(np.eye(2), (*step.first.shape, 2, 2))
+    return forward(critic, np.concatenate([both(step.obs), both(action), ids], axis=-1))[..., 0]
 
 
 def forward(net: Any, x: np.ndarray) -> np.ndarray:
@@ -381,8 +426,8 @@ def test_ties_give_one_action(action: ActionSpec) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "ou"])
-def test_noise_is_added_to_a_copy(kind: Any) -> None:
-    """The state of the noise is its own: it holds no action, and the mean that the next step starts from is clean."""
+def test_noise_has_a_state_of_its_own(kind: Any) -> None:
+    """It holds no action: every step's noise is added to the actor's clean output."""
     spec, algo = spec_of(BOX), replace(ALGO, noise=Noise(kind, scale=0.05))
     policy = algo.init(spec, KEY).learner.online["actor"]
     step = jax.tree.map(lambda x: x[1], batch_of(spec).step)
@@ -396,8 +441,6 @@ def test_noise_is_added_to_a_copy(kind: Any) -> None:
             np.testing.assert_allclose(off, carry.noise, atol=1e-5)
         else:
             assert carry.noise.shape == (BATCH, 2, 0) and 0.02 < off.std() < 0.1
-    clean = algo._head.encode(spec, algo.act(spec, policy, carry, step, CLOCK, KEY, greedy=True)[1])
-    np.testing.assert_array_equal(clean, mean)
     opened = at(step, lambda s: s.first, jnp.ones(BATCH, bool))
     after, _, _ = algo.act(spec, policy, carry, opened, CLOCK, KEY, greedy=False)
     if kind == "ou":  # a new episode forgets the process
@@ -547,20 +590,18 @@ def test_an_automatic_alpha_rises_where_entropy_is_short() -> None:
 
 # -- critics, recurrent and not -------------------------------------------------------------------------------------
 def test_sequences_and_single_transitions_have_the_same_loss() -> None:
-    spec, algo = spec_of(DISCRETE), replace(ALGO, target_action="argmax", last_action=True)
+    spec, algo = spec_of(BOX), replace(ALGO, last_action=True)
     now, batch = learner_of(algo, spec), batch_of(spec)
     step, action, filled = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (batch.step, batch.action, batch.filled))
     store = Sequence(step, action, filled, batch.memory)
     index, time = (x.ravel() for x in jnp.meshgrid(jnp.arange(BATCH), jnp.arange(TIME)))
     singles = transitions(store, index, time)
-    assert singles.step.obs.shape == (2, TIME * BATCH, 2, 3) and singles.action.shape == (1, TIME * BATCH, 2)
+    assert singles.step.obs.shape == (2, TIME * BATCH, 2, 3) and singles.action.shape == (1, TIME * BATCH, 2, 2)
     whole, single = (critic_loss(algo, spec, now, b)[1] for b in (batch, singles))
     assert_close(whole, single, 1e-4)
-    assert_close(
-        actor_gradient(replace(algo, gumbel=Gumbel("st", temperature=1e3)), spec, now, batch),
-        actor_gradient(replace(algo, gumbel=Gumbel("st", temperature=1e3)), spec, now, singles),
-        1e-2,
-    )
+    gradient = actor_gradient(algo, spec, now, batch)
+    assert np.abs(gradient.head.weight).max() > 1e-2
+    assert_close(gradient, actor_gradient(algo, spec, now, singles), 1e-5)
 
 
 def test_only_filled_transitions_are_drawn_each_as_often() -> None:
@@ -612,6 +653,14 @@ def test_what_critics_see(sees: Any, weights: Any) -> None:
         np.testing.assert_array_equal(moved(seen, joint), np.array(seen_by)[:, agent] > 0)
         done = joint.at[:, :, :, agent].set(jnp.roll(joint[:, :, :, agent], 1, axis=-1))
         np.testing.assert_array_equal(moved(step, done), np.array(seen_by)[:, agent] > 0)
+
+
+def test_a_million_transitions_fit_into_a_gibibyte() -> None:
+    spec, collect = TASKS["mpe/simple_spread"].spec, PRESETS["maddpg"].collect
+    algo = replace(PRESETS["maddpg"], replay=Replay(capacity=-(-(10**6) // collect.length), unit="transition"))
+    store = jax.eval_shape(lambda: algo.init(spec, KEY).store)
+    assert spec.n_agents == 3 and store.items.filled.size >= 10**6
+    assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(store)) < 2**30
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
