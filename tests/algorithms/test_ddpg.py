@@ -663,6 +663,80 @@ def test_a_million_transitions_fit_into_a_gibibyte() -> None:
     assert sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(store)) < 2**30
 
 
+# -- switches -------------------------------------------------------------------------------------------------------
+SOFT = replace(ALGO, entropy=Entropy("auto"))
+OFF = replace(ALGO, noise=Noise("none"), logit_penalty=0.0)
+OU = replace(ALGO, noise=Noise("ou"))
+NEUTRAL: dict[str, tuple[str, DDPG, DDPG]] = {
+    "smoothing": ("box", ALGO, replace(ALGO, smoothing=Smoothing(scale=0.0, limit=0.1))),
+    "entropy": ("box", ALGO, replace(ALGO, entropy=Entropy("none", alpha=0.7, share=0.7, lr=0.7))),
+    "entropy fixed": (
+        "discrete",
+        replace(ALGO, entropy=Entropy("fixed")),
+        replace(ALGO, entropy=Entropy("fixed", share=0.7, lr=0.7)),
+    ),
+    "noise": ("box", OFF, replace(OFF, noise=Noise("none", scale=0.7, theta=0.7, dt=0.7))),
+    "noise gaussian": ("box", ALGO, replace(ALGO, noise=Noise("gaussian", theta=0.7, dt=0.7))),
+    "noise of discrete actions": ("discrete", ALGO, OU),
+    "mixer": ("discrete", ALGO, replace(ALGO, mixer=Mixer("none", embed=7, hyper=7))),
+    "gumbel of a box": ("box", ALGO, replace(ALGO, gumbel=Gumbel("grmck", temperature=0.7))),
+}
+ACTIVE: dict[str, tuple[str, DDPG, DDPG]] = {
+    "twins": ("discrete", ALGO, replace(ALGO, critic=replace(ALGO.critic, twins=2))),
+    "delay": ("discrete", ALGO, replace(ALGO, delay=2)),
+    "smoothing": ("box", ALGO, replace(ALGO, smoothing=Smoothing(scale=0.2))),
+    "smoothing.limit": ("box", *(replace(ALGO, smoothing=Smoothing(0.2, limit)) for limit in (0.5, 0.4))),
+    "entropy fixed": ("discrete", ALGO, replace(ALGO, entropy=Entropy("fixed"))),
+    "entropy auto": ("box", replace(ALGO, entropy=Entropy("fixed")), SOFT),
+    "entropy.share": ("discrete", SOFT, replace(ALGO, entropy=Entropy("auto", share=0.7))),
+    "entropy.lr": ("discrete", SOFT, replace(ALGO, entropy=Entropy("auto", lr=0.7))),
+    "logit_penalty": ("discrete", replace(ALGO, logit_penalty=0.0), ALGO),
+    "noise gaussian": ("box", replace(ALGO, noise=Noise("none")), ALGO),
+    "noise ou": ("box", ALGO, OU),
+    "noise.scale": ("box", ALGO, replace(ALGO, noise=Noise(scale=0.7))),
+    "noise.theta": ("box", OU, replace(ALGO, noise=Noise("ou", theta=0.7))),
+    "noise.dt": ("box", OU, replace(ALGO, noise=Noise("ou", dt=0.7))),
+    "mixer vdn": ("discrete", ALGO, replace(ALGO, mixer=Mixer("vdn"))),
+    "mixer qmix": ("discrete", replace(ALGO, mixer=Mixer("vdn")), replace(ALGO, mixer=Mixer("qmix"))),
+}
+SHOWN = {"entropy fixed": {"entropy", "alpha"}, "entropy auto": {"grad_norm_alpha"}, "logit_penalty": {"logit_size"}}
+
+
+@cache
+def program(algo: DDPG, kind: str) -> tuple[str, frozenset[str]]:
+    """What acting and a gradient step are before they are compiled, constants and all, and the step's metrics."""
+    spec = replace(spec_of(KINDS[kind]), cooperative=True)
+    algo.check(spec)
+    batch, now = batch_of(spec), jax.eval_shape(lambda: algo.init(spec, KEY).learner)
+    row = jax.tree.map(lambda x: x[0], batch.step)
+
+    def both(now: Learner[Groups], batch: Sequence, row: Step) -> Any:
+        carry = algo.carry(spec, BATCH)
+        acted = algo.act(spec, now.online["actor"], carry, row, CLOCK, KEY, greedy=False)[:2]
+        return acted, algo._gradient_step(spec, now, sees(batch))
+
+    lowered = jax.jit(both).lower(now, batch, row)
+    return lowered.as_text(), frozenset(lowered.out_info[1][1])
+
+
+@pytest.mark.parametrize("name", list(NEUTRAL))
+def test_what_is_off_leaves_no_trace(name: str) -> None:
+    kind, bare, off = NEUTRAL[name]
+    assert off != bare and program(off, kind) == program(bare, kind)
+
+
+@pytest.mark.parametrize("name", list(ACTIVE))
+def test_what_is_on_changes_the_program(name: str) -> None:
+    kind, off, on = ACTIVE[name]
+    assert program(off, kind)[0] != program(on, kind)[0]
+    assert SHOWN.get(name, set()) == program(on, kind)[1] - program(off, kind)[1]
+
+
+def test_a_mechanism_shows_what_it_does() -> None:
+    metrics = update_of("masac")(*experience("masac"))[1]
+    assert all(float(metrics[name].value) > 0 for name in ("entropy", "alpha", "grad_norm_alpha", "logit_size"))
+
+
 # -- refusals -------------------------------------------------------------------------------------------------------
 def test_what_cannot_be_trained_is_refused() -> None:
     unbounded = ActionSpec("box", (1,), ((-np.inf,),), ((np.inf,),))
