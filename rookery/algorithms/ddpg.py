@@ -108,7 +108,7 @@ class DDPG:
     def check(self, spec: Spec) -> None:
         """Refuse what this family cannot train."""
         self._head.check(spec)
-        self.actor.check()
+        self.actor.check(teams=True)
         self.critic.check()
         if (self.actor.encoder.kind, self.critic.net.encoder.kind) != ("none", "none"):
             raise ConfigError("image encoders are for the Q, PPO and episodic families: use encoder.kind none.")
@@ -157,7 +157,7 @@ class DDPG:
     def init(self, spec: Spec, key: Array) -> DDPGState:
         """Fresh weights and an empty store."""
         n_in, n_out = self._reader.inputs(spec), self._head.parameters(spec.action)
-        actor = self.actor.init(stream(key, "actor"), spec.n_agents, n_in, n_out, 0.01, spec.entities)
+        actor = self.actor.init(stream(key, "actor"), self.actor.sets(spec), n_in, n_out, 0.01, spec.entities)
         mixer = self.mixer.init(stream(key, "mixer"), spec.n_agents, spec.state_size)
         target = {"actor": actor, "critic": Critics(self.critic.init(spec, key), mixer)}
         online = dict(target)
@@ -221,13 +221,13 @@ class DDPG:
             after, (_, found) = self._move(now, partial(self._actor_loss, spec, now, sees), actors, progress)
             return after, Packed.of(found)
 
-        # Counted by the clock, which is the same for all members, so that a delayed step stays a branch under vmap.
-        number = sees.clock.iteration * self._replayed(spec).steps + sees.step
-        now, found = actor_step(now) if self.delay == 1 else when(number % self.delay == 0, actor_step, now)
-        updates = now.updates + 1
-        target = self.target.refresh(now.target, {name: now.online[name] for name in now.target}, updates)
+        # Counted by the clock, which is the same for all members, so that a delayed step stays a branch under vmap; and
+        # both alike, so that targets follow the step that moved the actors (TD3).
+        count = sees.clock.iteration * self._replayed(spec).steps + sees.step + 1
+        now, found = actor_step(now) if self.delay == 1 else when(count % self.delay == 0, actor_step, now)
+        target = self.target.refresh(now.target, {name: now.online[name] for name in now.target}, count)
         priorities = replay.rate(now.priorities, sees.draw, sizes)
-        return Learner(now.online, target, now.opt, updates, priorities), {**metrics, **found.metrics()}
+        return Learner(now.online, target, now.opt, now.updates + 1, priorities), {**metrics, **found.metrics()}
 
     def _move(
         self, now: Learner[Groups], loss: Callable[[Groups], Losses], groups: tuple[str, ...], progress: Array
@@ -266,6 +266,7 @@ class DDPG:
         r_t, discount_t = step.reward[1:], step.discount[1:]
         bonus = self.entropy.worth(now.online) * entropy[1:]
         if self.mixer.kind != "none":
+            bonus = jnp.where(step.alive[1:], bonus, 0.0)  # the entropy of a dead agent is worth nothing to its team
             r_t, bonus = (jnp.mean(x, axis=-1, keepdims=True) for x in (r_t, bonus))
             discount_t = team_discount(step)[1:, :, None]
         return r_t + self.gamma * discount_t * (v_t + bonus)

@@ -30,7 +30,7 @@ class Critics(eqx.Module):
 
 @dataclass(frozen=True)
 class ActionCritic:
-    """One critic per agent (or one network for all of them), and what it sees."""
+    """One critic per agent (or one network for several of them), and what it sees."""
 
     net: Net = field(default_factory=Net)
     sees: Literal["all", "own", "team"] = "all"
@@ -41,7 +41,7 @@ class ActionCritic:
 
     def check(self) -> None:
         """Refuse what has no meaning."""
-        self.net.check()
+        self.net.check(teams=True)
         if self.net.kind == "transformer":
             raise ConfigError("algo.critic.net.kind must be mlp or gru: joint actions are no entities.")
 
@@ -51,19 +51,20 @@ class ActionCritic:
 
     def _index(self, spec: Spec) -> bool:
         """Whether an agent's index is an input: weights of its own say as much."""
-        return self.net.weights == "shared" and spec.n_agents > 1
+        return self.net.weights != "per_agent" and spec.n_agents > 1
 
     def init(self, spec: Spec, key: Array) -> Twins:
         """Fresh weights."""
         seen = 1 if self.sees == "own" else spec.n_agents
         n_in = seen * (spec.obs_size + spec.action.width) + self._index(spec) * spec.n_agents
         keys = [stream(key, "critic", i) for i in range(self.twins)]
-        return tuple(self.net.init(k, spec.n_agents, n_in, 1, 1.0) for k in keys)
+        return tuple(self.net.init(k, self.net.sets(spec), n_in, 1, 1.0) for k in keys)
 
     def values(self, spec: Spec, twins: Twins, step: Step, joint: Joint) -> Float[Array, "twin time b agent"]:
         """Values of sequences, read from a hidden state of zeros."""
         team, own = self._inputs(spec, step, joint)
         carry = self.net.carry(own.shape[1], spec.n_agents)
+        twins = tuple(self.net.of_agents(spec, params) for params in twins)
         return jnp.stack([self.net.unroll(p, carry, own, step.first, team=team)[1][..., 0] for p in twins])
 
     def alternatives(
@@ -79,6 +80,7 @@ class ActionCritic:
         flat = lambda x: x.reshape(1, rows * batch, *x.shape[2:])  # noqa: E731
         found: list[Array] = []
         for params in twins:
+            params = self.net.of_agents(spec, params)
             # A GRU's outputs are its hidden states: what it had read before each row.
             hidden = self.net.tokens(params, self.net.carry(batch, spec.n_agents), past, step.first[:-1], ())
             before = jnp.concatenate([jnp.zeros_like(hidden[:1]), hidden])

@@ -176,7 +176,7 @@ class ChangedNet:
     hyper: Hyper
 
     @property
-    def weights(self) -> Literal["shared", "per_agent"]:
+    def weights(self) -> Literal["shared", "per_agent", "per_team"]:
         """As in the net."""
         return self.net.weights
 

@@ -43,7 +43,7 @@ class Reader:
         self, spec: Spec, params: Params, hidden: Array, step: Step, previous: Action
     ) -> tuple[Array, Float[Array, "row b agent n"]]:
         """The hidden state after consecutive rows, and the outputs for each; `previous` is the action before each."""
-        x = self._view(spec, step, previous)
+        x, params = self._view(spec, step, previous), self.net.of_agents(spec, params)
         return self.net.unroll(params, hidden, x, step.first, spec.entities)
 
     def sequences(self, spec: Spec, params: Params, batch: Sequence) -> Float[Array, "row b agent n"]:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Count, Whole
-from rookery.core.types import Entities
+from rookery.core.types import Entities, Spec
 from rookery.nets import recurrent, transformer
 from rookery.nets.encoder import Encoder, EncoderParams
 from rookery.nets.increments import Changes, Modes, changed
@@ -26,7 +26,7 @@ from rookery.nets.layers import ACTIVATIONS, GAINS, Activation, Initializer, Lin
 
 
 class Params(eqx.Module):
-    """Arrays of one network; with per-agent weights every leaf leads with an agent axis."""
+    """Arrays of one network; with weights per agent or team every leaf leads with an axis of agents or teams."""
 
     norm_in: Norm | None
     before: tuple[Linear, ...]
@@ -65,8 +65,8 @@ class Net:
     layer_norm: bool = False
     """Normalize the input, the output of every dense layer before the GRU, and the GRU's output (not its carry), as
     the on-policy code base does."""
-    weights: Literal["shared", "per_agent"] = "shared"
-    """One set of weights for all agents, or one for each."""
+    weights: Literal["shared", "per_agent", "per_team"] = "shared"
+    """One set of weights for all agents, one for each, or one for each team (DDPG family)."""
     encoder: Encoder = field(default_factory=Encoder)
     initializer: Initializer = "orthogonal"
     """How dense layers and the GRU begin: orthogonal with zero biases, or by torch's defaults (PyMARL)."""
@@ -80,8 +80,10 @@ class Net:
         """The same network, narrow."""
         return replace(self, width=8, encoder=self.encoder.small())
 
-    def check(self) -> None:
-        """Refuse sizes that do not fit together."""
+    def check(self, *, teams: bool = False) -> None:
+        """Refuse sizes that do not fit together; `teams`: whether weights per team can be read here."""
+        if self.weights == "per_team" and not teams:
+            raise ConfigError("weights per_team are for the DDPG family: use shared or per_agent.")
         if self.kind == "transformer" and (self.layers < 1 or self.heads < 1 or self.width % self.heads):
             raise ConfigError(
                 f"a transformer needs at least one layer, and a width that its heads divide; got layers "
@@ -93,6 +95,18 @@ class Net:
             raise ConfigError(
                 f"a transformer begins with orthogonal weights; got initializer '{self.initializer}'. Use orthogonal."
             )
+
+    def sets(self, spec: Spec) -> int:
+        """How many sets of weights there are, unless they are shared."""
+        return len(set(spec.teams or ("",))) if self.weights == "per_team" else spec.n_agents
+
+    def of_agents(self, spec: Spec, params: Params) -> Params:
+        """The weights that `unroll` reads: with weights per team, for each agent its team's."""
+        if self.weights != "per_team":
+            return params
+        teams = spec.teams or ("",) * spec.n_agents
+        index = np.array([sorted(set(teams)).index(team) for team in teams])
+        return jax.tree.map(lambda x: x[index], params)
 
     def init(
         self,
@@ -106,9 +120,9 @@ class Net:
         *,
         aside: int = 0,
     ) -> Params:
-        """Fresh weights; `gain` scales the head. `entities` say how a transformer's input splits into tokens; `image`
-        is the shape of the image that an encoder reads at the beginning of the input. A second stream has `aside`
-        outputs and as many layers after the core as the first."""
+        """Fresh weights, for so many agents (or teams) unless they are shared; `gain` scales the head. `entities` say
+        how a transformer's input splits into tokens; `image` is the shape of the image that an encoder reads at the
+        beginning of the input. A second stream has `aside` outputs and as many layers after the core as the first."""
 
         def one(key: Array) -> Params:
             encoder = self.encoder.init(stream(key, "encoder"), image)
@@ -116,7 +130,7 @@ class Net:
             params = replace(self._init(key, left, n_out, gain, entities), encoder=encoder)
             return replace(params, aside=self._aside(stream(key, "aside"), params, aside, gain)) if aside else params
 
-        return jax.vmap(one)(jax.random.split(key, agents)) if self.weights == "per_agent" else one(key)
+        return one(key) if self.weights == "shared" else jax.vmap(one)(jax.random.split(key, agents))
 
     def _init(self, key: Array, n_in: int, n_out: int, gain: float, entities: tuple[Entities, ...]) -> Params:
         keys = iter(jax.random.split(key, self.layers + self.layers_after + 2))
@@ -181,7 +195,7 @@ class Net:
         self, p: Params, team: Array, x: Array, *, split: bool
     ) -> tuple[Params, Float[Array, "time b agent n"]]:
         """The layers that are left to do, and their input: the first layer's part for the team is computed once."""
-        whole = self.weights == "per_agent" or self.layer_norm or not p.before or p.encoder is not None
+        whole = self.weights != "shared" or self.layer_norm or not p.before or p.encoder is not None
         if whole or not split:
             both = (jnp.broadcast_to(y, (*team.shape[:2], x.shape[2], y.shape[-1])) for y in (team[:, :, None], x))
             return p, jnp.concatenate(list(both), axis=-1)
@@ -217,7 +231,7 @@ class Net:
     ) -> tuple[Array, Array]:
         """Read each agent's sequence with the weights that are its own."""
         reset = jnp.broadcast_to(first[..., None], x.shape[:-1])
-        if self.weights == "per_agent":
+        if self.weights != "shared":
             apart = jax.vmap(read, in_axes=(0, 1, 2, 2, 2, 2), out_axes=(1, 2))
             return apart(params, carry, x, reset, heard, features)
         # Agents are one more batch axis: one matmul for all of them.

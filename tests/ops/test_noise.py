@@ -37,15 +37,13 @@ def test_gaussian() -> None:
 
 @pytest.mark.parametrize("kind", ["gaussian", "ou"])
 def test_each_dimension_keeps_its_own_bounds(kind: str) -> None:
-    """Bounds are reached, never crossed, and the given action is left as it was."""
+    """Bounds are reached, never crossed."""
     config = Noise(kind=kind, scale=3.0)  # pyright: ignore[reportArgumentType]  # a parameter of the test
     action = jnp.broadcast_to((LOW + HIGH) / 2, (500, 3))
-    before = np.array(action)
     first = jnp.ones(500, bool)
     _, noisy = config.add(KEY, action, config.carry(500, dim=3), first, LOW, HIGH)
     np.testing.assert_array_equal(np.min(noisy, axis=0), LOW)
     np.testing.assert_array_equal(np.max(noisy, axis=0), HIGH)
-    np.testing.assert_array_equal(action, before)
 
 
 def test_smoothing_is_limited() -> None:
@@ -91,7 +89,6 @@ def test_a_process_starts_anew_with_each_episode(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(after[0], np.full((2, 3), 0.1), rtol=1e-6)
     np.testing.assert_allclose(after[1], np.full((2, 3), 0.3), rtol=1e-6)
     np.testing.assert_allclose(noisy[1], np.tile([0.3, 0.075, 1.2], (2, 1)), rtol=1e-6)
-    np.testing.assert_allclose(carry, 0.4)
 
 
 @pytest.mark.parametrize("kind", ["none", "gaussian"])

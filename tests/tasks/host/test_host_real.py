@@ -535,3 +535,21 @@ def test_learning(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.isfinite(np.asarray(report.sums.values)).all()
     assert any(not np.array_equal(a, b) for a, b in zip(after, before, strict=True))
     assert all(np.isfinite(x).all() for x in after)
+
+
+@pytest.mark.parametrize("preset", ["maddpg", "hyper_mappo", "happo"])
+def test_learning_of_agents_of_different_sizes(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A speaker and a listener: families that need several agents, with centralized critics of padded views."""
+    monkeypatch.setattr(compiler, "_accepted", lambda once: compiler.ONCE)
+    need("pettingzoo", "mpe2")
+    task = task_of("pettingzoo:mpe2.simple_speaker_listener_v4", limit=6)
+    assert len(set(task.spec.obs_sizes)) == len(set(task.spec.action_sizes)) == 2
+    algo = PRESETS[preset].small()
+    with closing(HostEngine(RunConfig(preset, task.spec.name, algo, task, workers=Workers(count=0)))) as engine:
+        state = engine.init()
+        before = [np.array(x) for x in jax.tree.leaves(engine.policies(state).last)]
+        state, report = engine.chunk(state, algo.warmup() + 1)
+        after = [np.asarray(x) for x in jax.tree.leaves(engine.policies(state).last)]
+    assert np.isfinite(np.asarray(report.sums.values)).all()
+    assert any(not np.array_equal(a, b) for a, b in zip(after, before, strict=True))
+    assert all(np.isfinite(x).all() for x in after)
