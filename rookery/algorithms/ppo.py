@@ -93,7 +93,7 @@ class PPO:
         self.critic.check()
         self.actor.encoder.check(spec.obs_shape)
         self.critic.encoder.check(self._critic.image(spec))
-        self.hyper.check(self.actor, spec)
+        self.hyper.check(self.actor, self.critic, spec)
         self.explore.check(spec)
         length, rows = self.collect.transitions(spec), self.carry_interval(spec)
         sequences = sequences_of(self.collect, length, rows, self.minibatches)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.ranges import Count, NonNegative
+from rookery.core.ranges import Count, NonNegative, Positive, Several
 from rookery.core.types import Action, Carry, Clock, Entities, Extra, Mean, Metrics, Spec, Step
 from rookery.mechanisms.actor import Actor, ActorWeights, Aux, Distribution, PlainActor, Weights
 from rookery.nets import hypernet, increments
@@ -39,7 +39,7 @@ class Hyper:
     """last: increments of the actor's head, and trainable scales of the other layers; all: increments of every dense
     layer; embedding: an embedding of each agent generates all weights of actor and critic (HyperMARL);
     embedding_after: only those after the GRU."""
-    features: Count = 8
+    features: Several = 8
     """Numbers that an increment is a linear function of; one of them is the constant 1 (the head's bias)."""
     modes: Literal["rank_one", "full"] = "rank_one"
     """What a feature adds to a layer: a matrix of rank one (cheap), or any matrix (costs as much as the layer)."""
@@ -54,7 +54,7 @@ class Hyper:
     """Rows that history `window` and fusion `kl` look at, the present one included."""
     fusion: Literal["none", "kl"] = "none"
     """kl: features are averages over the last `window` rows, with weights exp(-KL(past || current) / temperature)."""
-    temperature: NonNegative = 1.0
+    temperature: Positive = 1.0
     """KL at which a past policy counts exp(-1) of the present one."""
     agent_id: bool = True
     """Whether the hypernetwork sees the agent's index."""
@@ -91,7 +91,7 @@ class Hyper:
         """Whether it generates weights from agent embeddings."""
         return self.generate in ("embedding", "embedding_after")
 
-    def check(self, actor: Net, spec: Spec) -> None:
+    def check(self, actor: Net, critic: Net, spec: Spec) -> None:
         """Refuse what does not fit together."""
         if not self.changes:
             if self.embeds and actor.weights == "per_agent":
@@ -105,15 +105,26 @@ class Hyper:
             raise ConfigError(
                 "algo.hyper.scope local makes an increment for each agent; set algo.hyper.per_agent true."
             )
-        if self.scope == "joint" and (self.heads < 1 or self.width % self.heads):
+        if self.scope == "joint" and self.width % self.heads:
             raise ConfigError(f"algo.hyper.heads ({self.heads}) must divide algo.hyper.width ({self.width}).")
-        if self.features < 2 or self.window < 1 or self.every < 1:
-            raise ConfigError(
-                "algo.hyper.features must be at least 2, algo.hyper.window and algo.hyper.every at least 1; got "
-                f"{self.features}, {self.window} and {self.every}."
-            )
+        for name, net in ({"actor": actor} | ({"critic": critic} if self.critic else {})).items():
+            if net.kind == "transformer":
+                raise ConfigError(
+                    f"algo.hyper.generate {self.generate} changes dense layers, and a transformer reads its output "
+                    f"from tokens: set --algo.{name}.kind mlp or gru."
+                )
+            if net.encoder.kind != "none":
+                raise ConfigError(
+                    f"algo.hyper.generate {self.generate} reads observations as they are and has no encoder for "
+                    f"images: set --algo.hyper.generate none, or --algo.{name}.encoder.kind none."
+                )
         if self.fusion == "kl" and actor.weights == "per_agent":
             raise ConfigError("algo.hyper.fusion kl compares policies of one shared network: set actor.weights shared.")
+        if self.fusion == "kl" and self.increment == "accumulate":
+            raise ConfigError(
+                "algo.hyper.fusion kl averages increments from theta_base, which accumulated ones are not: set "
+                "--algo.hyper.increment base, or --algo.hyper.fusion none."
+            )
 
     def small(self) -> Hyper:
         """The same hypernetwork, narrow."""

@@ -35,7 +35,9 @@ CASES: dict[str, PPO] = {
     "hyper-window-fusion": replace(
         BASE, hyper=Hyper("last", history="window", fusion="kl", target="anchor", critic=True, **_SMALL), bptt_length=4
     ),
-    "hyper-transformer": replace(BASE, actor=TRANSFORMER, hyper=Hyper("all", **_SMALL), bptt_length=6),
+    "hyper-gru-layers-after": replace(
+        BASE, actor=replace(GRU, layers_after=1), hyper=Hyper("all", critic=True, **_SMALL), bptt_length=6
+    ),
     "hypermarl": replace(BASE, hyper=Hyper("embedding", width=8, embed=4)),
     "hypermarl-after-gru": replace(
         BASE, actor=replace(GRU, layers_after=1), hyper=Hyper("embedding_after", width=8, embed=4), bptt_length=6

@@ -15,6 +15,7 @@ from small import assert_close, assert_same, differs, hasty_jit
 
 from rookery.algorithms.ppo import PPO, PPOState
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import check_ranges
 from rookery.core.types import ActionSpec, Clock, Collect, Rollout, Spec, Step
 from rookery.mechanisms.actor import Actor, Distribution
 from rookery.mechanisms.explore import Explore
@@ -22,6 +23,7 @@ from rookery.mechanisms.hyper import Hyper, HyperActor, HyperWeights, add_up, sm
 from rookery.mechanisms.probe import Probe
 from rookery.nets import hypernet, increments, recurrent
 from rookery.nets.agent import Net
+from rookery.nets.encoder import Encoder
 from rookery.nets.increments import FullModes, Modes, RankOneModes
 from rookery.ops import distributions
 from rookery.tasks.compiled.mpe import Mpe
@@ -292,12 +294,16 @@ def test_smoothness_couples_no_episodes_no_environments_and_no_shuffled_rows() -
 def moved(actor: Actor, spec: Spec = SPEC, scale: float = 0.3) -> dict[str, Any]:
     """Weights whose increments are far from zero."""
     weights = actor.init(spec, KEY)
-    made: HyperWeights = weights["hyper"]
+    weights["hyper"] = lively(weights["hyper"], scale)
+    return weights
+
+
+def lively(made: HyperWeights, scale: float = 0.3) -> HyperWeights:
+    """The same with modes far from zero."""
     leaves, tree = jax.tree.flatten(made.layers)
     keys = jax.random.split(KEY, len(leaves))
     layers = tree.unflatten([scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
-    weights["hyper"] = eqx.tree_at(lambda h: h.layers, made, layers)
-    return weights
+    return eqx.tree_at(lambda h: h.layers, made, layers)
 
 
 def rows(spec: Spec, time: int, batch: int, first: tuple[int, ...] = (0,), key: int = 1) -> Step:
@@ -330,6 +336,33 @@ def read(algo: PPO, step: Step, weights: Any = None, spec: Spec = SPEC, action: 
 def reader(algo: PPO, spec: Spec) -> Any:
     """A compiled reading of the actor, shared by all that read with it."""
     return hasty_jit(lambda w, c, s, a: algo._actor.read(spec, w, c, s, a))
+
+
+NETS = {"mlp": NET, "gru": replace(NET, kind="gru", layers=1, layers_after=1)}
+
+
+@pytest.mark.parametrize("generate", ["last", "all"])
+@pytest.mark.parametrize("kind", list(NETS))
+def test_increments_change_what_is_read(kind: str, generate: Any) -> None:
+    """Of every kind of network that is accepted, by each of its layers' modes."""
+    algo, step = replace(hyper(generate, critic=True), actor=NETS[kind], critic=NETS[kind]), rows(SPEC, 2, 2)
+    algo.check(SPEC)
+    actor, critic = algo._actor, algo._critic
+    assert isinstance(actor, HyperActor)
+    weights = actor.init(SPEC, KEY)
+    assert set(weights["hyper"].layers) >= ({"head"} if generate == "last" else {"before0", "head"})
+    base = read(algo, step, weights)[1].params
+    value_of = hasty_jit(lambda p: critic.values(SPEC, p, critic.carry(SPEC, 2), step)[1])
+    of_critic = critic.init(SPEC, KEY)
+    values = value_of(of_critic)
+    for name in weights["hyper"].layers:
+
+        def only(made: HyperWeights, name: str = name) -> HyperWeights:
+            return eqx.tree_at(lambda h: h.layers[name], made, lively(made).layers[name])
+
+        changed = {**weights, "hyper": only(weights["hyper"])}
+        assert differs(read(algo, step, changed)[1].params, base), name
+        assert differs(value_of(replace(of_critic, hyper=only(of_critic.hyper))), values), name
 
 
 @pytest.mark.parametrize("per_agent", [True, False])
@@ -541,7 +574,9 @@ def test_embeddings_generate_actor_and_critic() -> None:
     [
         (hyper("all", scope="local", per_agent=False), "per_agent"),
         (hyper("all", heads=3), "heads"),
-        (hyper("all", features=1), "features"),
+        (replace(hyper("all"), actor=replace(NET, kind="transformer")), "algo.actor.kind mlp or gru"),
+        (replace(hyper("all", critic=True), critic=replace(NET, kind="transformer")), "algo.critic.kind mlp or gru"),
+        (hyper("last", fusion="kl", increment="accumulate"), "increment base"),
         (replace(hyper("all", fusion="kl"), actor=replace(NET, weights="per_agent")), "fusion"),
         (replace(PLAIN, order="sequential"), "per_agent"),
         (replace(PLAIN, explore=Explore(noise=0.1)), "continuous"),
@@ -551,3 +586,18 @@ def test_embeddings_generate_actor_and_critic() -> None:
 def test_what_does_not_fit_is_refused(algo: PPO, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         algo.check(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [({"features": 1}, "features must be at least 2"), ({"temperature": 0.0}, "temperature must be above 0")],
+)
+def test_what_is_out_of_range_is_refused(choice: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_ranges(hyper("all", **choice), "algo")
+
+
+def test_images_are_refused() -> None:
+    spec, net = replace(SPEC, obs_shape=(8, 8, 3)), replace(NET, encoder=Encoder("small"))
+    with pytest.raises(ConfigError, match="no encoder for images"):
+        replace(hyper("all"), actor=net).check(spec)
