@@ -16,6 +16,7 @@ from small import assert_close, assert_same, differs, hasty_jit
 from rookery.algorithms.ppo import PPO, PPOState
 from rookery.core.errors import ConfigError
 from rookery.core.ranges import check_ranges
+from rookery.core.registry import TASKS
 from rookery.core.types import ActionSpec, Clock, Collect, Rollout, Spec, Step
 from rookery.mechanisms.actor import Actor, Distribution
 from rookery.mechanisms.explore import Explore
@@ -554,6 +555,18 @@ def test_generated_matrices_are_orthogonal_at_the_start(generate: Any) -> None:
     apart = [differs(layer.weight[0], layer.weight[1]) for layer in (weights.before[0], weights.after[0], weights.head)]
     assert apart == [generate == "embedding", True, True]
     assert (not jax.tree.leaves(params.shared)) == (generate == "embedding")
+
+
+@pytest.mark.parametrize("generate", ["embedding", "embedding_after"])
+@pytest.mark.parametrize("kind", ["image", "transformer"])
+def test_weights_of_all_parts_of_a_network_are_generated(kind: str, generate: Any) -> None:
+    """Image encoders, and what reads actions out of the tokens of a transformer. Nothing is computed."""
+    spec = TASKS["smax/3m"].spec if kind == "transformer" else replace(SPEC, obs_shape=(4, 4, 3))
+    nets = {"image": replace(NET, encoder=Encoder("small")), "transformer": Net("transformer", width=8, layers=1)}
+    made, n = Hyper(generate, width=8, embed=4).embedded(nets[kind]), spec.n_agents
+    sizes = (n, int(np.prod(spec.obs_shape)), 12, 0.01, spec.entities, spec.obs_shape)
+    found = jax.eval_shape(lambda: made.generate(made.init(KEY, *sizes)))
+    assert found == jax.eval_shape(lambda: replace(nets[kind], weights="per_agent").init(KEY, *sizes))
 
 
 def test_embeddings_generate_actor_and_critic() -> None:
