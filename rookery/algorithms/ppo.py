@@ -93,6 +93,7 @@ class PPO:
         self.critic.check()
         self.actor.encoder.check(spec.obs_shape)
         self.critic.encoder.check(self._critic.image(spec))
+        self._critic.check(self.critic.kind)
         self.hyper.check(self.actor, self.critic, spec)
         self.explore.check(spec)
         length, rows = self.collect.transitions(spec), self.carry_interval(spec)

@@ -82,6 +82,15 @@ class Critic:
         """The entities of the critic's input: a state has none. A critic has no actions to read out of them."""
         return transformer.unbound(spec.entities) if self.value.sees == "obs" else ()
 
+    def check(self, kind: str) -> None:
+        """Refuse a transformer over a state, which would be one token."""
+        if kind == "transformer" and self.value.sees != "obs":
+            raise ConfigError(
+                "a transformer critic reads the entities of observations, but algo.value.sees "
+                f"'{self.value.sees}' gives it a state, which has none. Use --algo.value.sees obs, "
+                "or --algo.critic.kind mlp or gru."
+            )
+
     def image(self, spec: Spec) -> tuple[int, ...]:
         """The shape of the image that the critic's input begins with; a joint state of several agents is none."""
         joint = self.value.sees != "obs" and (spec.state_shape or spec.n_agents > 1)

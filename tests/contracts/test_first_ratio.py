@@ -10,6 +10,7 @@ from small import chunk_of, init_of, small_config
 
 from rookery.algorithms.ppo import PPO
 from rookery.core.types import Collect
+from rookery.mechanisms.critic import Value
 from rookery.mechanisms.explore import Explore
 from rookery.mechanisms.hyper import Hyper
 from rookery.nets.agent import Net
@@ -24,7 +25,7 @@ CASES: dict[str, PPO] = {
     "mlp": BASE,
     "gru": replace(BASE, actor=GRU, critic=GRU),
     "gru-chunk-minibatches": replace(BASE, actor=GRU, critic=GRU, bptt_length=3, minibatches=2),
-    "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, bptt_length=6),
+    "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, value=Value(sees="obs"), bptt_length=6),
     "gru-actor-only-per-agent": replace(BASE, actor=replace(GRU, weights="per_agent"), bptt_length=6),
     # Actors with hypernetworks, in every form; agents that learn in turn; noise on weights.
     "hyper-last-team": replace(BASE, hyper=Hyper("last", per_agent=False, **_SMALL), minibatches=2, bptt_length=3),
