@@ -88,11 +88,11 @@ def gradient_norms(grads: Groups) -> Metrics:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A number that moves linearly from `start` to `end` and stays there."""
+    """A probability or a share that moves linearly from `start` to `end` and stays there."""
 
-    start: float
+    start: Fraction
     """Value at step 0."""
-    end: float
+    end: Fraction
     """Value from `steps` on."""
     steps: Whole = 50_000
     """Environment steps of the way; 0: `share` of the budget instead."""

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.core.errors import ConfigError
+from rookery.core.ranges import check_ranges
 from rookery.nets.optimiser import Optimiser, Schedule, norm
 
 PARAMS = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
@@ -92,6 +94,12 @@ def test_nothing_to_step() -> None:
 
 def test_norm_is_of_all_arrays() -> None:
     assert float(norm(GRADS[0])) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("ends", [(-3.0, 0.1), (1.0, 1.5)])
+def test_schedules_are_of_probabilities(ends: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match="must be at least 0 and at most 1"):
+        check_ranges(Schedule(*ends), "algo.epsilon")
 
 
 @pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (250, 0.775), (1000, 0.1), (10**9, 0.1)])
