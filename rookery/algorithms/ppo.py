@@ -27,7 +27,7 @@ from rookery.mechanisms.critic import Critic, Value
 from rookery.mechanisms.explore import Explore
 from rookery.mechanisms.hyper import Hyper
 from rookery.mechanisms.probe import Probe
-from rookery.mechanisms.surrogate import actor_loss
+from rookery.mechanisms.surrogate import Objective, actor_loss
 from rookery.nets.agent import Net
 from rookery.nets.optimiser import Optimiser, gradient_norms, step_groups
 from rookery.ops import batches, distributions
@@ -72,6 +72,8 @@ class PPO:
     """Rows that a recurrent net is unrolled over in training; 0: the whole rollout."""
     entropy: NonNegative = 0.01
     """Weight of the entropy bonus."""
+    align: NonNegative = 0.0
+    """Weight of KL(policy that acted || new policy); 0: none."""
     advantages: Literal["rollout", "minibatch", "raw"] = "rollout"
     """Over what advantages are normalized to mean 0 and standard deviation 1."""
     agent_id: bool = True
@@ -95,6 +97,11 @@ class PPO:
         self.critic.encoder.check(self._critic.image(spec))
         self._critic.check(self.critic.kind)
         self.hyper.check(self.actor, self.critic, spec)
+        if self.hyper.changes and self.hyper.target == "anchor" and self.align == 0:
+            raise ConfigError(
+                "algo.hyper.target anchor is what algo.align aligns with: set --algo.align above 0, or "
+                "--algo.hyper.target none."
+            )
         self.explore.check(spec)
         length, rows = self.collect.transitions(spec), self.carry_interval(spec)
         sequences = sequences_of(self.collect, length, rows, self.minibatches)
@@ -164,6 +171,10 @@ class PPO:
     def _passes(self) -> Passes:
         return Passes(self.epochs, self.minibatches, self.advantages)
 
+    @property
+    def _objective(self) -> Objective:
+        return Objective(self.clip, self.entropy, self.align)
+
     def _optimiser(self, group: str) -> Optimiser:
         return replace(self.optimiser, lr=self.hyper.lr) if group == "hyper" else self.optimiser
 
@@ -200,12 +211,12 @@ class PPO:
     ) -> tuple[Carry, Action, Extra]:
         """Sampled (or most likely) actions, and their log-probabilities."""
         actor, rows = self._actor, jax.tree.map(lambda x: x[None], step)
-        carry, now, aux = actor.read(spec, policy if greedy else explore.noisy(policy), carry, rows)
+        carry, now, _ = actor.read(spec, policy if greedy else explore.noisy(policy), carry, rows)
         args = (spec.action, now.params[0], now.log_std, step.legal)
         action = distributions.sample(*args, key, greedy=greedy)
         if self.explore.noise > 0 and not greedy:
             action = self.explore.perturb(spec.action, action, stream(key, "noise"))
-        kept = jax.tree.map(lambda x: x[0], actor.remember(now, aux))
+        kept = jax.tree.map(lambda x: x[0], self._objective.remember(now))
         return actor.took(spec, carry, action), action, {"log_prob": distributions.log_prob(*args, action), **kept}
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -259,7 +270,7 @@ class PPO:
         assert isinstance(actor, PlainActor)
         start = (state.nets["actor"], state.opt["actor"])
         state, critic, _ = self._learn(spec, state, batch, carries, clock, key)
-        learner = sequential.Learner(actor, self.optimiser, self.clip, self.entropy)
+        learner = sequential.Learner(actor, self.optimiser, self._objective)
         minibatches = self._passes.steps(batch, key)
         (weights, opt), steps, factor = sequential.in_turn(
             spec, learner, start, batch, carries[0], minibatches, clock.progress, key
@@ -313,7 +324,7 @@ class PPO:
             now, losses, metrics = {**nets, **some}, {}, {}
             if "actor" in some:
                 weights = (self._actor, explore.noisy(now))
-                actor, metrics = actor_loss(spec, *weights, batch, carries[0], self.clip, self.entropy)
+                actor, metrics = actor_loss(spec, *weights, batch, carries[0], self._objective)
                 # All groups of the actor have the same loss; its total must count once.
                 losses = {name: Mean(jnp.float32(0), actor.weight) for name in some} | {"actor": actor}
             if "critic" in some:

@@ -231,15 +231,16 @@ PRESETS["ippo_jaxmarl"] = replace(
 # Hypernetworks. Increments of the actor's weights, from what the team (or, `local`, the agent) sees. The alignment term
 # is ten times the notes': with theirs, updates are no smoother than MAPPO's (docs/results.md).
 _ALIGN = 0.5
-PRESETS["hyper_mappo"] = replace(_mappo, hyper=Hyper("all", align=_ALIGN))
-PRESETS["hyper_mappo_last"] = replace(_mappo, hyper=Hyper("last", align=_ALIGN))
-PRESETS["hyper_mappo_local"] = replace(_mappo, hyper=Hyper("all", scope="local", align=_ALIGN))
+PRESETS["hyper_mappo"] = replace(_mappo, hyper=Hyper("all"), align=_ALIGN)
+PRESETS["hyper_mappo_last"] = replace(_mappo, hyper=Hyper("last"), align=_ALIGN)
+PRESETS["hyper_mappo_local"] = replace(_mappo, hyper=Hyper("all", scope="local"), align=_ALIGN)
 # The lab notes' own setting, on the settings that they took from the on-policy code base: one hidden layer, as many
 # features as it has units, and a target hypernetwork.
 PRESETS["hyper_mappo_notes"] = replace(
     PRESETS["mappo_onpolicy"],
     actor=Net("mlp", width=64, layers=1),
     hyper=Hyper("all", features=64, modes="full", width=64, target="anchor", every=100),
+    align=0.05,
 )
 # Rivals: weights generated from agent embeddings (HyperMARL, Tessera et al. 2025; its SMAX form generates what stands
 # after the GRU), weights of one's own, and sequential updates of those (HAPPO, Kuba et al. 2022).

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Count, NonNegative, Positive, Several
-from rookery.core.types import Action, Carry, Clock, Entities, Extra, Mean, Metrics, Spec, Step
+from rookery.core.types import Action, Carry, Clock, Entities, Mean, Metrics, Spec, Step
 from rookery.mechanisms.actor import Actor, ActorWeights, Aux, Distribution, PlainActor, Weights
 from rookery.nets import hypernet, increments
 from rookery.nets.agent import Net, Params
@@ -68,10 +68,8 @@ class Hyper:
     agent's own observation and history only."""
     smooth: NonNegative = 0.1
     """Weight of the mean squared difference of consecutive increments of an episode."""
-    align: NonNegative = 0.05
-    """Weight of KL(old policy || new policy)."""
     target: Literal["none", "anchor"] = "none"
-    """anchor: the old policy of that KL has the increments of a target hypernetwork, not those that acted."""
+    """anchor: `algo.align` aligns with the increments of a target hypernetwork, not with the policy that acted."""
     every: Count = 100
     """Updates between two refreshes of the target hypernetwork."""
     lr: NonNegative = 1e-4
@@ -390,26 +388,18 @@ class HyperActor:
         return jnp.swapaxes(window, 0, 1), jnp.sum(weights[..., None] * past, axis=0)
 
     # -- losses -------------------------------------------------------------------------------------------------
-    def remember(self, now: Distribution, aux: Aux) -> Extra:
-        """The parameters of the distributions that acted."""
-        return {"params": now.params, "log_std": jnp.broadcast_to(now.log_std, now.params.shape)}
-
     def penalty(
-        self, spec: Spec, now: Distribution, aux: Aux, step: Step, old: Extra, active: Bool[Array, "row b agent"]
+        self, spec: Spec, aux: Aux, step: Step, active: Bool[Array, "row b agent"]
     ) -> dict[str, tuple[float, Mean]]:
-        """Smoothness and alignment, and (of weight 0) the size of increments."""
+        """Smoothness, and (of weight 0) the size of increments."""
         smooth = smoothness(aux["gram"], aux["size"], aux["features"], step.first, active)
-        before, before_std = old["params"], old["log_std"]
-        if "anchor" in aux:
-            before, before_std = aux["anchor"], jax.lax.stop_gradient(now.log_std)
-        moved = distributions.kl(spec.action, before, before_std, now.params, now.log_std, step.legal)
         products, applied = jax.lax.stop_gradient((aux["gram"], aux["applied"]))
-        values = {"hyper/align": moved, "hyper/increment": jnp.sqrt(squared_norm(products, applied))}
+        values = {"hyper/increment": jnp.sqrt(squared_norm(products, applied))}
         if "looks" in aux:
             looks = jax.lax.stop_gradient(aux["looks"])
             values["hyper/attention_entropy"] = -jnp.sum(looks * jnp.log(jnp.maximum(looks, 1e-9)), axis=-1)
         means = {"hyper/smooth": smooth, **Mean.of_each(values, active)}
-        weights = {"hyper/smooth": self.hyper.smooth, "hyper/align": self.hyper.align}
+        weights = {"hyper/smooth": self.hyper.smooth}
         return {name: (weights.get(name, 0.0), mean) for name, mean in means.items()} | {
             f"hyper/increment/{name}": (0.0, mean)
             for name, mean in zip(spec.agents, _each_agent(values["hyper/increment"], active), strict=True)

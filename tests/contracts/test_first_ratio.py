@@ -34,7 +34,10 @@ CASES: dict[str, PPO] = {
     ),
     "hyper-gru-actor-gru": replace(BASE, actor=GRU, hyper=Hyper("all", history="gru", **_SMALL), bptt_length=4),
     "hyper-window-fusion": replace(
-        BASE, hyper=Hyper("last", history="window", fusion="kl", target="anchor", critic=True, **_SMALL), bptt_length=4
+        BASE,
+        hyper=Hyper("last", history="window", fusion="kl", target="anchor", critic=True, **_SMALL),
+        bptt_length=4,
+        align=0.05,
     ),
     "hyper-gru-layers-after": replace(
         BASE, actor=replace(GRU, layers_after=1), hyper=Hyper("all", critic=True, **_SMALL), bptt_length=6

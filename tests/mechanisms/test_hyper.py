@@ -40,7 +40,8 @@ KEY = jax.random.PRNGKey(0)
 
 
 def hyper(generate: Any = "all", **choice: Any) -> PPO:
-    return replace(PLAIN, hyper=Hyper(generate, **{**SMALL, **choice}))
+    align = choice.pop("align", 0.05)
+    return replace(PLAIN, hyper=Hyper(generate, **{**SMALL, **choice}), align=align)
 
 
 @cache
@@ -121,7 +122,7 @@ def test_before_the_first_update_it_is_mappo(algo: PPO) -> None:
     wanted, plain_values = gradient(PLAIN, plain, rollout, rows)
     assert_same(values, plain_values)
     assert_same(found["critic"].net if algo.hyper.critic else found["critic"], wanted["critic"])
-    if algo.hyper.align:
+    if algo.align:
         assert_close(found["actor"], wanted["actor"], 1e-7)
     else:
         assert_same(found["actor"], wanted["actor"])
@@ -152,7 +153,6 @@ OFF = {
             "accumulate",
             "local",
             9.0,
-            8.0,
             "anchor",
             3,
             1.0,
@@ -160,7 +160,7 @@ OFF = {
             5,
         ),
     ),
-    "both weights": replace(PLAIN, hyper=Hyper(smooth=0.0, align=0.0)),
+    "weight": replace(PLAIN, hyper=Hyper(smooth=0.0)),
 }
 
 
@@ -188,7 +188,7 @@ def test_the_first_update_moves_the_increment_away_from_zero(name: str) -> None:
     assert all(np.any(x) for m in new.layers.values() for x in _made(m))
     assert set(new.layers) == ({"head"} if name in ("last", "window") else {"before0", "before1", "head"})
     assert all(np.any(x != 1) for x in new.scales.values()) and bool(new.scales) == (name in ("last", "window"))
-    assert metrics["hyper/increment"] > 0 and metrics["hyper/align"] > 0 and metrics["hyper/smooth"] > 0
+    assert metrics["hyper/increment"] > 0 and metrics["align"] > 0 and metrics["hyper/smooth"] > 0
     assert all(metrics[f"hyper/increment/{agent}"] > 0 for agent in SPEC.agents)
     assert all(np.isfinite(x) for x in metrics.values())
     assert differs(after.nets["actor"], updated(PLAIN)[0].nets["actor"])
@@ -375,9 +375,8 @@ def test_a_dead_agent_contributes_nothing(per_agent: bool) -> None:
     np.testing.assert_array_equal(now.params[:, :, :2], again.params[:, :, :2])
     assert differs(now.params[1:, :, 2], again.params[1:, :, 2])
     # Nor to a loss or to what is logged of it.
-    old = {"params": jnp.zeros_like(now.params), "log_std": jnp.zeros_like(now.params)}
     actor = algo._actor
-    found = [actor.penalty(SPEC, n, a, s, old, s.alive) for n, a, s in ((now, aux, step), (again, aux_again, other))]
+    found = [actor.penalty(SPEC, a, s, s.alive) for a, s in ((aux, step), (aux_again, other))]
     for name, (_, mean) in found[0].items():
         np.testing.assert_allclose(mean.value, found[1][name][1].value, rtol=1e-6, err_msg=name)
     # While it lives, the others see it.
@@ -524,9 +523,15 @@ def test_alignment_is_the_exact_divergence_from_the_policy_that_acted(kind: str,
     assert isinstance(actor, HyperActor)
     weights = moved(actor, spec)
     _, now, aux = read(algo, step, weights, spec)
-    old = actor.remember(Distribution(now.params + 0.5 * jnp.arange(now.params.shape[-1]), now.log_std - 0.3), aux)
-    weight, align = actor.penalty(spec, now, aux, step, old, step.alive)["hyper/align"]
-    assert weight == 0.05
+    objective = algo._objective
+    old = objective.remember(Distribution(now.params + 0.5 * jnp.arange(now.params.shape[-1]), now.log_std - 0.3))
+    action = jnp.zeros((*step.alive.shape, *spec.action.shape), spec.action.dtype)
+    zeros = jnp.zeros(step.alive.shape)
+    given = (spec.action, now, step.legal, action, {**old, "log_prob": zeros}, zeros, step.alive, aux.get("anchor"))
+    loss, metrics = objective.loss(*given)
+    without, _ = replace(objective, align=0.0).loss(*given)
+    align = metrics["align"]
+    assert float(loss.value - without.value) == pytest.approx(0.05 * float(align.value), abs=1e-5)
     p, p_std = (aux["anchor"], now.log_std) if anchor else (old["params"], now.log_std - 0.3)
     exact = distributions.kl(spec.action, p, p_std, now.params, now.log_std, step.legal)
     assert float(align.value) == pytest.approx(float(jnp.sum(exact * step.alive) / jnp.sum(step.alive)), rel=1e-5)
@@ -535,6 +540,21 @@ def test_alignment_is_the_exact_divergence_from_the_policy_that_acted(kind: str,
         # The target hypernetwork still has increments of zero: the anchor is the base actor.
         plain = actor.base.read(spec, weights, actor.base.carry(spec, 2), step)[1]
         np.testing.assert_allclose(aux["anchor"], plain.params, rtol=1e-5, atol=1e-6)
+
+
+def test_any_actor_can_be_aligned() -> None:
+    """Without a hypernetwork; a strong term holds the policy where it was."""
+    algo = replace(PLAIN, align=100.0)
+    assert set(begun(PLAIN)[1].extra) == {"log_prob"} and "align" not in updated(PLAIN)[1]
+    rollout = begun(algo)[1]
+    assert_same(rollout.action, begun(PLAIN)[1].action)
+    assert {name: x.shape for name, x in rollout.extra.items()} == {
+        "log_prob": (6, 4, 3), "params": (6, 4, 3, 5), "log_std": (6, 4, 3, 5)
+    }  # fmt: skip
+    after, metrics = updated(algo)
+    assert metrics["align"] > 0 and differs(after.nets["actor"], updated(PLAIN)[0].nets["actor"])
+    # Its first gradient is zero: of two epochs only the second is held back.
+    assert_same(after.nets["critic"], updated(PLAIN)[0].nets["critic"])
 
 
 # --- weights from embeddings
@@ -589,6 +609,7 @@ def test_embeddings_generate_actor_and_critic() -> None:
         (hyper("all", heads=3), "heads"),
         (replace(hyper("all"), actor=replace(NET, kind="transformer")), "algo.actor.kind mlp or gru"),
         (replace(hyper("all", critic=True), critic=replace(NET, kind="transformer")), "algo.critic.kind mlp or gru"),
+        (hyper("all", target="anchor", align=0.0), "algo.align above 0"),
         (hyper("last", fusion="kl", increment="accumulate"), "increment base"),
         (replace(hyper("all", fusion="kl"), actor=replace(NET, weights="per_agent")), "fusion"),
         (replace(PLAIN, order="sequential"), "per_agent"),
