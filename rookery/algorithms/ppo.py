@@ -106,7 +106,8 @@ class PPO:
         length, rows = self.collect.transitions(spec), self.carry_interval(spec)
         sequences = sequences_of(self.collect, length, rows, self.minibatches)
         self.value.check(spec)
-        self.probe.check(sequences, self.collect.shards)
+        readable = sequences if self._actor.hidden else sequences * rows
+        self.probe.check(readable, sequences, self.collect.shards)
         if self.order == "sequential":
             sequential.check(self.actor, self.hyper, self.explore)
         if self.collect.restart:
@@ -227,7 +228,7 @@ class PPO:
         rows, actor = self.carry_interval(spec), self._actor
         batch, carries, state, spread = self._prepare(spec, state, rollout, rows)
         about = {"advantage_std": spread}
-        state = replace(state, probe=self.probe.keep_first(state.probe, rollout, rows, clock.iteration))
+        state = replace(state, probe=self.probe.keep_first(state.probe, actor, rollout, rows, clock.iteration))
         old = state.nets
         if state.probe is not None:
             groups = tuple(name for name in state.opt if name != "critic")
