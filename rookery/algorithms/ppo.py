@@ -25,7 +25,7 @@ from rookery.mechanisms.actor import UNTRAINED, Actor, PlainActor, Weights
 from rookery.mechanisms.batch import Batch, Carries, Passes, pick, sequences_of
 from rookery.mechanisms.critic import Critic, Value
 from rookery.mechanisms.explore import Explore
-from rookery.mechanisms.hyper import Hyper
+from rookery.mechanisms.hyper import CRITIC, ChangedNet, Hyper, critic_groups, critic_of
 from rookery.mechanisms.probe import Probe
 from rookery.mechanisms.surrogate import Objective, actor_loss
 from rookery.nets.agent import Net
@@ -35,7 +35,7 @@ from rookery.ops import batches, distributions
 
 class PPOState(eqx.Module):
     nets: dict[str, Any]
-    """Weights by optimiser group: "critic", and the groups of the actor (also those that are not trained)."""
+    """Weights by optimiser group: those of the critic, and those of the actor (also those that are not trained)."""
     opt: dict[str, optax.OptState]
     returns: normalise.Running
     critic_carry: Float[Array, "env viewer h"]
@@ -177,13 +177,13 @@ class PPO:
         return Objective(self.clip, self.entropy, self.align)
 
     def _optimiser(self, group: str) -> Optimiser:
-        return replace(self.optimiser, lr=self.hyper.lr) if group == "hyper" else self.optimiser
+        return replace(self.optimiser, lr=self.hyper.lr) if group in ("hyper", "critic_hyper") else self.optimiser
 
     # -- state --------------------------------------------------------------------------------------------------
     def init(self, spec: Spec, key: Array) -> PPOState:
         """Fresh weights."""
         actor, critic = self._actor, self._critic
-        nets = self.explore.init({**actor.init(spec, key), "critic": critic.init(spec, key)}, key)
+        nets = self.explore.init({**actor.init(spec, key), **critic_groups(critic.init(spec, key))}, key)
         opt = {name: self._optimiser(name).init(weights) for name, weights in nets.items() if name not in UNTRAINED}
         if self.order == "sequential":
             opt["actor"] = jax.vmap(self.optimiser.init)(nets["actor"])
@@ -196,7 +196,7 @@ class PPO:
 
     def policy(self, state: PPOState) -> Weights:
         """The actors; the critic and targets are for training only."""
-        return {name: weights for name, weights in state.nets.items() if name not in ("critic", "hyper_target")}
+        return {name: weights for name, weights in state.nets.items() if name not in (*CRITIC, "hyper_target")}
 
     def snapshot(self, state: PPOState) -> Weights:
         """The actors."""
@@ -231,7 +231,7 @@ class PPO:
         state = replace(state, probe=self.probe.keep_first(state.probe, actor, rollout, rows, clock.iteration))
         old = state.nets
         if state.probe is not None:
-            groups = tuple(name for name in state.opt if name != "critic")
+            groups = tuple(name for name in state.opt if name not in CRITIC)
             about |= probe.gradient_variance(
                 lambda chosen: self._gradients(spec, old, *pick(batch, carries, chosen), groups)[0],
                 probe.minibatches(stream(key, "probe"), batch.filled.shape[1], self.minibatches),
@@ -242,7 +242,7 @@ class PPO:
         del metrics["ratio_error"]
         # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         metrics["check/first_ratio_error"] = steps.at(0).metrics()["ratio_error"]
-        weights = {name: w for name, w in state.nets.items() if name != "critic"}
+        weights = {name: w for name, w in state.nets.items() if name not in CRITIC}
         weights, of_actor = actor.updated(weights, clock)
         if state.probe is not None:
             about |= probe.policy_change(spec, actor, old, weights, state.probe)
@@ -305,7 +305,7 @@ class PPO:
     ) -> tuple[Batch, Carries, PPOState, Mean]:
         """Sequences of `rows` rows, the carries into each, the state after the rollout, the spread of advantages."""
         critic, step, filled = self._critic, rollout.step, rollout.filled
-        carry, carries, values = critic.value_rollout(spec, state.nets["critic"], state.critic_carry, step, rows)
+        carry, carries, values = critic.value_rollout(spec, critic_of(state.nets), state.critic_carry, step, rows)
         target, advantage, running = critic.targets(state.returns, step, values, filled, self.gamma, self.gae_lambda)
         active = filled[..., None] & step.alive[:-1]
         advantage = self._passes.normalized(advantage, active)
@@ -329,10 +329,16 @@ class PPO:
                 # All groups of the actor have the same loss; its total must count once.
                 losses = {name: Mean(jnp.float32(0), actor.weight) for name in some} | {"actor": actor}
             if "critic" in some:
-                _, v = self._critic.values(spec, now["critic"], carries[1], batch.step)
-                value = self._critic.loss(v, batch.value, batch.target, batch.filled)
+                critic, read = self._critic, critic_of(now)
+                _, v = critic.values(spec, read, carries[1], batch.step)
+                value = critic.loss(v, batch.value, batch.target, batch.filled)
+                losses |= {name: Mean(jnp.float32(0), value.weight) for name in CRITIC if name in some}
                 losses["critic"] = Mean(self.value.weight * value.total, value.weight)
                 metrics = {**metrics, "value_loss": value}
+                if isinstance(critic.net, ChangedNet):
+                    team, x = critic.inputs(spec, batch.step)
+                    size = critic.net.increment(read, x, batch.step.first, team)
+                    metrics["hyper/critic_increment"] = Mean.of(size, batch.filled[..., None])
             return losses, metrics
 
         return shards.mean_gradients(loss, {name: nets[name] for name in trained})

@@ -106,14 +106,17 @@ class Critic:
         """A hidden state of zeros."""
         return self.net.carry(envs, self.viewers(spec))
 
-    def values(self, spec: Spec, params: Any, carry: Array, step: Step) -> tuple[Array, Float[Array, "row b viewer"]]:
-        """Values as the critic predicts them (normalized)."""
+    def inputs(self, spec: Spec, step: Step) -> tuple[Array | None, Array]:
+        """What all viewers see alike, if anything, and each one's own input."""
         team = None if self.value.sees == "obs" else global_state(spec, step)
         if self.value.sees in ("obs", "both"):
-            x = own_view(spec, step, agent_id=self.agent_id)
-        else:
-            index = jnp.eye(spec.n_agents) if self.value.sees == "state_id" else jnp.zeros((self.viewers(spec), 0))
-            x = index[None, None]
+            return team, own_view(spec, step, agent_id=self.agent_id)
+        index = jnp.eye(spec.n_agents) if self.value.sees == "state_id" else jnp.zeros((self.viewers(spec), 0))
+        return team, index[None, None]
+
+    def values(self, spec: Spec, params: Any, carry: Array, step: Step) -> tuple[Array, Float[Array, "row b viewer"]]:
+        """Values as the critic predicts them (normalized)."""
+        team, x = self.inputs(spec, step)
         carry, v = self.net.unroll(params, carry, x, step.first, self._entities(spec), team=team)
         return carry, v[..., 0]
 

@@ -7,7 +7,7 @@ is zero at the start, so that the first policy is MAPPO's. Increments are never 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -73,7 +73,7 @@ class Hyper:
     every: Count = 100
     """Updates between two refreshes of the target hypernetwork."""
     lr: NonNegative = 1e-4
-    """Learning rate of the hypernetwork at the start."""
+    """Learning rate of the hypernetwork (and of the critic's) at the start."""
     critic: bool = False
     """Increments of the critic's weights too, from what the critic sees."""
     embed: Count = 8
@@ -177,6 +177,22 @@ class ChangedWeights(eqx.Module):
     hyper: HyperWeights
 
 
+CRITIC = ("critic", "critic_hyper")
+"""Groups of the critic's weights; the second has its increments."""
+
+
+def critic_groups(weights: Any) -> Weights:
+    """The critic's weights by optimiser group."""
+    if isinstance(weights, ChangedWeights):
+        return {"critic": weights.net, "critic_hyper": weights.hyper}
+    return {"critic": weights}
+
+
+def critic_of(nets: Weights) -> Any:
+    """The critic's weights as its network reads them."""
+    return ChangedWeights(nets["critic"], nets["critic_hyper"]) if "critic_hyper" in nets else nets["critic"]
+
+
 @dataclass(frozen=True)
 class ChangedNet:
     """A `Net` with increments that its own input makes: a critic sees the whole team already."""
@@ -224,14 +240,34 @@ class ChangedNet:
         team: Float[Array, "time b n_team"] | None = None,
     ) -> tuple[Float[Array, "b agent h"], Float[Array, "time b agent n_out"]]:
         """As `Net.unroll`."""
-        seen = [x] if team is None else [team[:, :, None], x]
-        whole = (*first.shape, x.shape[2])
-        x = jnp.concatenate([jnp.broadcast_to(part, (*whole, part.shape[-1])) for part in seen], axis=-1)
-        body = params.hyper.body
-        features = jnp.tanh(body.out(hypernet.encode(body, x)))
-        features = jnp.concatenate([features, jnp.ones((*whole, 1))], axis=-1)
-        changes = Changes({**params.hyper.layers, **params.hyper.scales}, features)
+        x = _with_team(x, first, team)
+        changes = Changes({**params.hyper.layers, **params.hyper.scales}, _features(params.hyper.body, x))
         return self.net.unroll(params.net, carry, x, first, entities, changes=changes)
+
+    def increment(
+        self,
+        params: ChangedWeights,
+        x: Float[Array, "#time #b agent n_in"],
+        first: Bool[Array, "time b"],
+        team: Float[Array, "time b n_team"] | None = None,
+    ) -> Float[Array, "time b agent"]:
+        """Sizes of the increments that an input makes, for the log."""
+        hyper = jax.lax.stop_gradient(params.hyper)
+        features = _features(hyper.body, _with_team(x, first, team))
+        return jnp.sqrt(squared_norm(increments.gram(hyper.layers), features))
+
+
+def _with_team(x: Array, first: Array, team: Array | None) -> Float[Array, "time b agent n"]:
+    """What all agents see alike, and each agent's own input, of all rows."""
+    seen = [x] if team is None else [team[:, :, None], x]
+    return jnp.concatenate(
+        [jnp.broadcast_to(part, (*first.shape, x.shape[2], part.shape[-1])) for part in seen], axis=-1
+    )
+
+
+def _features(body: hypernet.Body, x: Float[Array, "time b agent n"]) -> Float[Array, "time b agent feature"]:
+    features = jnp.tanh(body.out(hypernet.encode(body, x)))
+    return jnp.concatenate([features, jnp.ones((*x.shape[:-1], 1))], axis=-1)
 
 
 @dataclass(frozen=True)

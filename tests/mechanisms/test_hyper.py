@@ -107,10 +107,9 @@ def test_before_the_first_update_it_is_mappo(algo: PPO) -> None:
     state = fresh(algo)
     critic = state.nets["critic"]
     assert_close(state.nets["actor"], plain.nets["actor"], 1e-5)
-    assert_close(critic.net if algo.hyper.critic else critic, plain.nets["critic"], 1e-5)
+    assert_close(critic, plain.nets["critic"], 1e-5)
     # Two programs may round differently when they orthogonalize: from here on the weights are the same bit for bit.
-    same = replace(critic, net=plain.nets["critic"]) if algo.hyper.critic else plain.nets["critic"]
-    state = replace(state, nets={**state.nets, "actor": plain.nets["actor"], "critic": same})
+    state = replace(state, nets={**state.nets, "actor": plain.nets["actor"], "critic": plain.nets["critic"]})
     own = played(algo, state)
     assert_same((own.action, own.extra["log_prob"]), (rollout.action, rollout.extra["log_prob"]))
     # What the environment computes may round differently when it is compiled with another policy.
@@ -121,7 +120,7 @@ def test_before_the_first_update_it_is_mappo(algo: PPO) -> None:
     found, values = gradient(algo, state, own, rows)
     wanted, plain_values = gradient(PLAIN, plain, rollout, rows)
     assert_same(values, plain_values)
-    assert_same(found["critic"].net if algo.hyper.critic else found["critic"], wanted["critic"])
+    assert_same(found["critic"], wanted["critic"])
     if algo.align:
         assert_close(found["actor"], wanted["actor"], 1e-7)
     else:
@@ -175,7 +174,7 @@ def test_what_is_off_leaves_no_trace(name: str) -> None:
 ON = {
     "last": hyper("last"),
     "all": hyper("all"),
-    "anchor": hyper("all", target="anchor"),
+    "anchor": hyper("all", target="anchor", critic=True),
     "window": hyper("last", history="window", fusion="kl"),
 }
 
@@ -192,6 +191,10 @@ def test_the_first_update_moves_the_increment_away_from_zero(name: str) -> None:
     assert all(metrics[f"hyper/increment/{agent}"] > 0 for agent in SPEC.agents)
     assert all(np.isfinite(x) for x in metrics.values())
     assert differs(after.nets["actor"], updated(PLAIN)[0].nets["actor"])
+    assert ("critic_hyper" in after.nets) == ("hyper/critic_increment" in metrics) == (name == "anchor")
+    if name == "anchor":
+        assert all(np.any(x) for m in after.nets["critic_hyper"].layers.values() for x in _made(m))
+        assert metrics["hyper/critic_increment"] > 0
 
 
 def test_the_weights_of_both_terms_count() -> None:
@@ -201,9 +204,10 @@ def test_the_weights_of_both_terms_count() -> None:
 
 
 def test_the_hypernetwork_has_a_learning_rate_of_its_own() -> None:
-    still = updated(hyper("all", lr=0.0), ON["all"])[0].nets
-    assert_same(still["hyper"], begun(ON["all"])[0].nets["hyper"])
-    assert differs(still["actor"], begun(ON["all"])[0].nets["actor"])
+    """And so has that of the critic."""
+    still = updated(hyper("all", target="anchor", critic=True, lr=0.0), ON["anchor"])[0].nets
+    for group, before in begun(ON["anchor"])[0].nets.items():
+        assert differs(still[group], before) == (group in ("actor", "critic")), group
 
 
 def test_the_target_is_refreshed_every_so_many_updates() -> None:
