@@ -25,9 +25,9 @@ from rookery.mechanisms.actor import UNTRAINED, Actor, PlainActor, Weights
 from rookery.mechanisms.batch import Batch, Carries, Passes, pick, sequences_of
 from rookery.mechanisms.critic import Critic, Value
 from rookery.mechanisms.explore import Explore
-from rookery.mechanisms.hyper import Hyper
+from rookery.mechanisms.hyper import CRITIC, ChangedNet, Hyper, critic_groups, critic_of
 from rookery.mechanisms.probe import Probe
-from rookery.mechanisms.surrogate import actor_loss
+from rookery.mechanisms.surrogate import Objective, actor_loss
 from rookery.nets.agent import Net
 from rookery.nets.optimiser import Optimiser, gradient_norms, step_groups
 from rookery.ops import batches, distributions
@@ -35,7 +35,7 @@ from rookery.ops import batches, distributions
 
 class PPOState(eqx.Module):
     nets: dict[str, Any]
-    """Weights by optimiser group: "critic", and the groups of the actor (also those that are not trained)."""
+    """Weights by optimiser group: those of the critic, and those of the actor (also those that are not trained)."""
     opt: dict[str, optax.OptState]
     returns: normalise.Running
     critic_carry: Float[Array, "env viewer h"]
@@ -72,6 +72,8 @@ class PPO:
     """Rows that a recurrent net is unrolled over in training; 0: the whole rollout."""
     entropy: NonNegative = 0.01
     """Weight of the entropy bonus."""
+    align: NonNegative = 0.0
+    """Weight of KL(policy that acted || new policy); 0: none."""
     advantages: Literal["rollout", "minibatch", "raw"] = "rollout"
     """Over what advantages are normalized to mean 0 and standard deviation 1."""
     agent_id: bool = True
@@ -93,12 +95,19 @@ class PPO:
         self.critic.check()
         self.actor.encoder.check(spec.obs_shape)
         self.critic.encoder.check(self._critic.image(spec))
-        self.hyper.check(self.actor, spec)
+        self._critic.check(self.critic.kind)
+        self.hyper.check(self.actor, self.critic, spec)
+        if self.hyper.changes and self.hyper.target == "anchor" and self.align == 0:
+            raise ConfigError(
+                "algo.hyper.target anchor is what algo.align aligns with: set --algo.align above 0, or "
+                "--algo.hyper.target none."
+            )
         self.explore.check(spec)
         length, rows = self.collect.transitions(spec), self.carry_interval(spec)
         sequences = sequences_of(self.collect, length, rows, self.minibatches)
         self.value.check(spec)
-        self.probe.check(sequences, self.collect.shards)
+        readable = sequences if self._actor.hidden else sequences * rows
+        self.probe.check(readable, sequences, self.collect.shards)
         if self.order == "sequential":
             sequential.check(self.actor, self.hyper, self.explore)
         if self.collect.restart:
@@ -163,14 +172,18 @@ class PPO:
     def _passes(self) -> Passes:
         return Passes(self.epochs, self.minibatches, self.advantages)
 
+    @property
+    def _objective(self) -> Objective:
+        return Objective(self.clip, self.entropy, self.align)
+
     def _optimiser(self, group: str) -> Optimiser:
-        return replace(self.optimiser, lr=self.hyper.lr) if group == "hyper" else self.optimiser
+        return replace(self.optimiser, lr=self.hyper.lr) if group in ("hyper", "critic_hyper") else self.optimiser
 
     # -- state --------------------------------------------------------------------------------------------------
     def init(self, spec: Spec, key: Array) -> PPOState:
         """Fresh weights."""
         actor, critic = self._actor, self._critic
-        nets = self.explore.init({**actor.init(spec, key), "critic": critic.init(spec, key)}, key)
+        nets = self.explore.init({**actor.init(spec, key), **critic_groups(critic.init(spec, key))}, key)
         opt = {name: self._optimiser(name).init(weights) for name, weights in nets.items() if name not in UNTRAINED}
         if self.order == "sequential":
             opt["actor"] = jax.vmap(self.optimiser.init)(nets["actor"])
@@ -183,7 +196,7 @@ class PPO:
 
     def policy(self, state: PPOState) -> Weights:
         """The actors; the critic and targets are for training only."""
-        return {name: weights for name, weights in state.nets.items() if name not in ("critic", "hyper_target")}
+        return {name: weights for name, weights in state.nets.items() if name not in (*CRITIC, "hyper_target")}
 
     def snapshot(self, state: PPOState) -> Weights:
         """The actors."""
@@ -199,12 +212,12 @@ class PPO:
     ) -> tuple[Carry, Action, Extra]:
         """Sampled (or most likely) actions, and their log-probabilities."""
         actor, rows = self._actor, jax.tree.map(lambda x: x[None], step)
-        carry, now, aux = actor.read(spec, policy if greedy else explore.noisy(policy), carry, rows)
+        carry, now, _ = actor.read(spec, policy if greedy else explore.noisy(policy), carry, rows)
         args = (spec.action, now.params[0], now.log_std, step.legal)
         action = distributions.sample(*args, key, greedy=greedy)
         if self.explore.noise > 0 and not greedy:
             action = self.explore.perturb(spec.action, action, stream(key, "noise"))
-        kept = jax.tree.map(lambda x: x[0], actor.remember(now, aux))
+        kept = jax.tree.map(lambda x: x[0], self._objective.remember(now))
         return actor.took(spec, carry, action), action, {"log_prob": distributions.log_prob(*args, action), **kept}
 
     # -- learning -----------------------------------------------------------------------------------------------
@@ -215,10 +228,10 @@ class PPO:
         rows, actor = self.carry_interval(spec), self._actor
         batch, carries, state, spread = self._prepare(spec, state, rollout, rows)
         about = {"advantage_std": spread}
-        state = replace(state, probe=self.probe.keep_first(state.probe, rollout, rows, clock.iteration))
+        state = replace(state, probe=self.probe.keep_first(state.probe, actor, rollout, rows, clock.iteration))
         old = state.nets
         if state.probe is not None:
-            groups = tuple(name for name in state.opt if name != "critic")
+            groups = tuple(name for name in state.opt if name not in CRITIC)
             about |= probe.gradient_variance(
                 lambda chosen: self._gradients(spec, old, *pick(batch, carries, chosen), groups)[0],
                 probe.minibatches(stream(key, "probe"), batch.filled.shape[1], self.minibatches),
@@ -229,7 +242,7 @@ class PPO:
         del metrics["ratio_error"]
         # Before any gradient step the new policy is the old one: anything but 0 here is a bug in unrolling or masks.
         metrics["check/first_ratio_error"] = steps.at(0).metrics()["ratio_error"]
-        weights = {name: w for name, w in state.nets.items() if name != "critic"}
+        weights = {name: w for name, w in state.nets.items() if name not in CRITIC}
         weights, of_actor = actor.updated(weights, clock)
         if state.probe is not None:
             about |= probe.policy_change(spec, actor, old, weights, state.probe)
@@ -258,7 +271,7 @@ class PPO:
         assert isinstance(actor, PlainActor)
         start = (state.nets["actor"], state.opt["actor"])
         state, critic, _ = self._learn(spec, state, batch, carries, clock, key)
-        learner = sequential.Learner(actor, self.optimiser, self.clip, self.entropy)
+        learner = sequential.Learner(actor, self.optimiser, self._objective)
         minibatches = self._passes.steps(batch, key)
         (weights, opt), steps, factor = sequential.in_turn(
             spec, learner, start, batch, carries[0], minibatches, clock.progress, key
@@ -292,7 +305,7 @@ class PPO:
     ) -> tuple[Batch, Carries, PPOState, Mean]:
         """Sequences of `rows` rows, the carries into each, the state after the rollout, the spread of advantages."""
         critic, step, filled = self._critic, rollout.step, rollout.filled
-        carry, carries, values = critic.value_rollout(spec, state.nets["critic"], state.critic_carry, step, rows)
+        carry, carries, values = critic.value_rollout(spec, critic_of(state.nets), state.critic_carry, step, rows)
         target, advantage, running = critic.targets(state.returns, step, values, filled, self.gamma, self.gae_lambda)
         active = filled[..., None] & step.alive[:-1]
         advantage = self._passes.normalized(advantage, active)
@@ -312,14 +325,20 @@ class PPO:
             now, losses, metrics = {**nets, **some}, {}, {}
             if "actor" in some:
                 weights = (self._actor, explore.noisy(now))
-                actor, metrics = actor_loss(spec, *weights, batch, carries[0], self.clip, self.entropy)
+                actor, metrics = actor_loss(spec, *weights, batch, carries[0], self._objective)
                 # All groups of the actor have the same loss; its total must count once.
                 losses = {name: Mean(jnp.float32(0), actor.weight) for name in some} | {"actor": actor}
             if "critic" in some:
-                _, v = self._critic.values(spec, now["critic"], carries[1], batch.step)
-                value = self._critic.loss(v, batch.value, batch.target, batch.filled)
+                critic, read = self._critic, critic_of(now)
+                _, v = critic.values(spec, read, carries[1], batch.step)
+                value = critic.loss(v, batch.value, batch.target, batch.filled)
+                losses |= {name: Mean(jnp.float32(0), value.weight) for name in CRITIC if name in some}
                 losses["critic"] = Mean(self.value.weight * value.total, value.weight)
                 metrics = {**metrics, "value_loss": value}
+                if isinstance(critic.net, ChangedNet):
+                    team, x = critic.inputs(spec, batch.step)
+                    size = critic.net.increment(read, x, batch.step.first, team)
+                    metrics["hyper/critic_increment"] = Mean.of(size, batch.filled[..., None])
             return losses, metrics
 
         return shards.mean_gradients(loss, {name: nets[name] for name in trained})

@@ -161,18 +161,21 @@ PRESETS["a2c"] = replace(
 # statistics. Two learners, one for each of our two cores; each takes steps of its own, so that they are twice as many.
 PRESETS["a3c"] = replace(
     PRESETS["a2c"],
-    optimiser=replace(PRESETS["a2c"].optimiser, kind="rmsprop"),
+    optimiser=replace(PRESETS["a2c"].optimiser, kind="rmsprop", rms_eps="in_root"),
     collect=Collect(envs=32, length=8, learners=2),
 )
 # A2C's published settings for Atari (OpenAI's Baselines, after Mnih et al. 2016). Actor and critic have encoders of
-# their own, not a common one, and their gradients are limited one by one.
+# their own, not a common one, and their gradients are limited one by one. The optimizer is TensorFlow's RMSprop.
 _atari_net = Net("mlp", layers=0, encoder=Encoder("nature", width=512))
+_tensorflow_rmsprop = Optimiser(
+    "rmsprop", lr=7e-4, decay="linear", clip=0.5, eps=1e-5, rms_decay=0.99, rms_start=1.0, rms_eps="in_root"
+)
 PRESETS["a2c_atari"] = PPO(
     actor=_atari_net,
     critic=_atari_net,
     value=Value(sees="obs", loss="mse", clip=0.0, weight=0.5, normalise="none"),
     collect=Collect(envs=16, length=5),
-    optimiser=Optimiser("rmsprop", lr=7e-4, decay="linear", clip=0.5, eps=1e-5, rms_decay=0.99),
+    optimiser=_tensorflow_rmsprop,
     gamma=0.99,
     gae_lambda=1.0,
     clip=0.0,
@@ -182,8 +185,12 @@ PRESETS["a2c_atari"] = PPO(
     advantages="raw",
     agent_id=False,
 )
-# The paper has sixteen learners of one environment each: --algo.collect.learners 16.
-PRESETS["a3c_atari"] = replace(PRESETS["a2c_atari"], collect=Collect(envs=16, length=5, learners=2))
+# The paper has sixteen learners of one environment each: --algo.collect.learners 16. Its RMSprop starts at 0.
+PRESETS["a3c_atari"] = replace(
+    PRESETS["a2c_atari"],
+    collect=Collect(envs=16, length=5, learners=2),
+    optimiser=replace(_tensorflow_rmsprop, rms_start=0.0),
+)
 
 # The on-policy code base's script for MPE simple_spread (Yu et al. 2022), but feed-forward (its mappo, not rmappo). The
 # script's --use_ReLU switches ReLU off.
@@ -225,15 +232,16 @@ PRESETS["ippo_jaxmarl"] = replace(
 # Hypernetworks. Increments of the actor's weights, from what the team (or, `local`, the agent) sees. The alignment term
 # is ten times the notes': with theirs, updates are no smoother than MAPPO's (docs/results.md).
 _ALIGN = 0.5
-PRESETS["hyper_mappo"] = replace(_mappo, hyper=Hyper("all", align=_ALIGN))
-PRESETS["hyper_mappo_last"] = replace(_mappo, hyper=Hyper("last", align=_ALIGN))
-PRESETS["hyper_mappo_local"] = replace(_mappo, hyper=Hyper("all", scope="local", align=_ALIGN))
+PRESETS["hyper_mappo"] = replace(_mappo, hyper=Hyper("all"), align=_ALIGN)
+PRESETS["hyper_mappo_last"] = replace(_mappo, hyper=Hyper("last"), align=_ALIGN)
+PRESETS["hyper_mappo_local"] = replace(_mappo, hyper=Hyper("all", scope="local"), align=_ALIGN)
 # The lab notes' own setting, on the settings that they took from the on-policy code base: one hidden layer, as many
 # features as it has units, and a target hypernetwork.
 PRESETS["hyper_mappo_notes"] = replace(
     PRESETS["mappo_onpolicy"],
     actor=Net("mlp", width=64, layers=1),
     hyper=Hyper("all", features=64, modes="full", width=64, target="anchor", every=100),
+    align=0.05,
 )
 # Rivals: weights generated from agent embeddings (HyperMARL, Tessera et al. 2025; its SMAX form generates what stands
 # after the GRU), weights of one's own, and sequential updates of those (HAPPO, Kuba et al. 2022).

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from rookery.core.keys import stream
-from rookery.core.types import Action, Carry, Clock, Extra, Mean, Metrics, Spec, Step
+from rookery.core.types import Action, Carry, Clock, Mean, Metrics, Spec, Step
 from rookery.nets.agent import Net, Params
 from rookery.nets.hypernet import Embedded, EmbeddedNet
 from rookery.nets.inputs import own_view, view_size
@@ -21,7 +21,8 @@ Weights = dict[str, Any]
 UNTRAINED = ("hyper_target", "noise")
 """A target hypernetwork, and noise on the weights."""
 Aux = dict[str, Array]
-"""What reading produced besides the distribution, for `penalty` and for the log."""
+"""What reading produced besides the distribution, for `penalty` and for the log. "anchor" holds parameters of the
+distributions that the policy is aligned with, if those that acted are not."""
 
 
 class ActorWeights(eqx.Module):
@@ -62,12 +63,8 @@ class Actor(Protocol):
         """The carry after an action was chosen [b, agent, ...]."""
         ...
 
-    def remember(self, now: Distribution, aux: Aux) -> Extra:
-        """What learning wants of the policy that acted, besides log-probabilities [b, ...]."""
-        ...
-
     def penalty(
-        self, spec: Spec, now: Distribution, aux: Aux, step: Step, old: Extra, active: Bool[Array, "row b agent"]
+        self, spec: Spec, aux: Aux, step: Step, active: Bool[Array, "row b agent"]
     ) -> dict[str, tuple[float, Mean]]:
         """Further losses by name: weight and mean."""
         ...
@@ -116,12 +113,8 @@ class PlainActor:
         """Unchanged."""
         return carry
 
-    def remember(self, now: Distribution, aux: Aux) -> Extra:
-        """Nothing."""
-        return {}
-
     def penalty(
-        self, spec: Spec, now: Distribution, aux: Aux, step: Step, old: Extra, active: Bool[Array, "row b agent"]
+        self, spec: Spec, aux: Aux, step: Step, active: Bool[Array, "row b agent"]
     ) -> dict[str, tuple[float, Mean]]:
         """None."""
         return {}

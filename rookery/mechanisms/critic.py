@@ -82,6 +82,15 @@ class Critic:
         """The entities of the critic's input: a state has none. A critic has no actions to read out of them."""
         return transformer.unbound(spec.entities) if self.value.sees == "obs" else ()
 
+    def check(self, kind: str) -> None:
+        """Refuse a transformer over a state, which would be one token."""
+        if kind == "transformer" and self.value.sees != "obs":
+            raise ConfigError(
+                "a transformer critic reads the entities of observations, but algo.value.sees "
+                f"'{self.value.sees}' gives it a state, which has none. Use --algo.value.sees obs, "
+                "or --algo.critic.kind mlp or gru."
+            )
+
     def image(self, spec: Spec) -> tuple[int, ...]:
         """The shape of the image that the critic's input begins with; a joint state of several agents is none."""
         joint = self.value.sees != "obs" and (spec.state_shape or spec.n_agents > 1)
@@ -97,14 +106,17 @@ class Critic:
         """A hidden state of zeros."""
         return self.net.carry(envs, self.viewers(spec))
 
-    def values(self, spec: Spec, params: Any, carry: Array, step: Step) -> tuple[Array, Float[Array, "row b viewer"]]:
-        """Values as the critic predicts them (normalized)."""
+    def inputs(self, spec: Spec, step: Step) -> tuple[Array | None, Array]:
+        """What all viewers see alike, if anything, and each one's own input."""
         team = None if self.value.sees == "obs" else global_state(spec, step)
         if self.value.sees in ("obs", "both"):
-            x = own_view(spec, step, agent_id=self.agent_id)
-        else:
-            index = jnp.eye(spec.n_agents) if self.value.sees == "state_id" else jnp.zeros((self.viewers(spec), 0))
-            x = index[None, None]
+            return team, own_view(spec, step, agent_id=self.agent_id)
+        index = jnp.eye(spec.n_agents) if self.value.sees == "state_id" else jnp.zeros((self.viewers(spec), 0))
+        return team, index[None, None]
+
+    def values(self, spec: Spec, params: Any, carry: Array, step: Step) -> tuple[Array, Float[Array, "row b viewer"]]:
+        """Values as the critic predicts them (normalized)."""
+        team, x = self.inputs(spec, step)
         carry, v = self.net.unroll(params, carry, x, step.first, self._entities(spec), team=team)
         return carry, v[..., 0]
 

@@ -39,11 +39,6 @@ class Explore:
 
     def check(self, spec: Spec) -> None:
         """Refuse noise on actions that are not continuous."""
-        if self.noise < 0 or self.parameter_noise < 0:
-            raise ConfigError(
-                "algo.explore.noise and algo.explore.parameter_noise must be at least 0; got "
-                f"{self.noise} and {self.parameter_noise}."
-            )
         if self.noise > 0 and spec.action.kind != "box":
             raise ConfigError(
                 f"algo.explore.noise is for continuous actions, but those of {spec.name} are {spec.action.kind}; use "

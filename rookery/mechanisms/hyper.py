@@ -7,7 +7,7 @@ is zero at the start, so that the first policy is MAPPO's. Increments are never 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -16,8 +16,8 @@ from jaxtyping import Array, Bool, Float
 
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.ranges import Count, NonNegative
-from rookery.core.types import Action, Carry, Clock, Entities, Extra, Mean, Metrics, Spec, Step
+from rookery.core.ranges import Count, NonNegative, Positive, Several
+from rookery.core.types import Action, Carry, Clock, Entities, Mean, Metrics, Spec, Step
 from rookery.mechanisms.actor import Actor, ActorWeights, Aux, Distribution, PlainActor, Weights
 from rookery.nets import hypernet, increments
 from rookery.nets.agent import Net, Params
@@ -39,7 +39,7 @@ class Hyper:
     """last: increments of the actor's head, and trainable scales of the other layers; all: increments of every dense
     layer; embedding: an embedding of each agent generates all weights of actor and critic (HyperMARL);
     embedding_after: only those after the GRU."""
-    features: Count = 8
+    features: Several = 8
     """Numbers that an increment is a linear function of; one of them is the constant 1 (the head's bias)."""
     modes: Literal["rank_one", "full"] = "rank_one"
     """What a feature adds to a layer: a matrix of rank one (cheap), or any matrix (costs as much as the layer)."""
@@ -54,7 +54,7 @@ class Hyper:
     """Rows that history `window` and fusion `kl` look at, the present one included."""
     fusion: Literal["none", "kl"] = "none"
     """kl: features are averages over the last `window` rows, with weights exp(-KL(past || current) / temperature)."""
-    temperature: NonNegative = 1.0
+    temperature: Positive = 1.0
     """KL at which a past policy counts exp(-1) of the present one."""
     agent_id: bool = True
     """Whether the hypernetwork sees the agent's index."""
@@ -68,14 +68,12 @@ class Hyper:
     agent's own observation and history only."""
     smooth: NonNegative = 0.1
     """Weight of the mean squared difference of consecutive increments of an episode."""
-    align: NonNegative = 0.05
-    """Weight of KL(old policy || new policy)."""
     target: Literal["none", "anchor"] = "none"
-    """anchor: the old policy of that KL has the increments of a target hypernetwork, not those that acted."""
+    """anchor: `algo.align` aligns with the increments of a target hypernetwork, not with the policy that acted."""
     every: Count = 100
     """Updates between two refreshes of the target hypernetwork."""
     lr: NonNegative = 1e-4
-    """Learning rate of the hypernetwork at the start."""
+    """Learning rate of the hypernetwork (and of the critic's) at the start."""
     critic: bool = False
     """Increments of the critic's weights too, from what the critic sees."""
     embed: Count = 8
@@ -91,7 +89,7 @@ class Hyper:
         """Whether it generates weights from agent embeddings."""
         return self.generate in ("embedding", "embedding_after")
 
-    def check(self, actor: Net, spec: Spec) -> None:
+    def check(self, actor: Net, critic: Net, spec: Spec) -> None:
         """Refuse what does not fit together."""
         if not self.changes:
             if self.embeds and actor.weights == "per_agent":
@@ -105,15 +103,26 @@ class Hyper:
             raise ConfigError(
                 "algo.hyper.scope local makes an increment for each agent; set algo.hyper.per_agent true."
             )
-        if self.scope == "joint" and (self.heads < 1 or self.width % self.heads):
+        if self.scope == "joint" and self.width % self.heads:
             raise ConfigError(f"algo.hyper.heads ({self.heads}) must divide algo.hyper.width ({self.width}).")
-        if self.features < 2 or self.window < 1 or self.every < 1:
-            raise ConfigError(
-                "algo.hyper.features must be at least 2, algo.hyper.window and algo.hyper.every at least 1; got "
-                f"{self.features}, {self.window} and {self.every}."
-            )
+        for name, net in ({"actor": actor} | ({"critic": critic} if self.critic else {})).items():
+            if net.kind == "transformer":
+                raise ConfigError(
+                    f"algo.hyper.generate {self.generate} changes dense layers, and a transformer reads its output "
+                    f"from tokens: set --algo.{name}.kind mlp or gru."
+                )
+            if net.encoder.kind != "none":
+                raise ConfigError(
+                    f"algo.hyper.generate {self.generate} reads observations as they are and has no encoder for "
+                    f"images: set --algo.hyper.generate none, or --algo.{name}.encoder.kind none."
+                )
         if self.fusion == "kl" and actor.weights == "per_agent":
             raise ConfigError("algo.hyper.fusion kl compares policies of one shared network: set actor.weights shared.")
+        if self.fusion == "kl" and self.increment == "accumulate":
+            raise ConfigError(
+                "algo.hyper.fusion kl averages increments from theta_base, which accumulated ones are not: set "
+                "--algo.hyper.increment base, or --algo.hyper.fusion none."
+            )
 
     def small(self) -> Hyper:
         """The same hypernetwork, narrow."""
@@ -168,6 +177,22 @@ class ChangedWeights(eqx.Module):
     hyper: HyperWeights
 
 
+CRITIC = ("critic", "critic_hyper")
+"""Groups of the critic's weights; the second has its increments."""
+
+
+def critic_groups(weights: Any) -> Weights:
+    """The critic's weights by optimiser group."""
+    if isinstance(weights, ChangedWeights):
+        return {"critic": weights.net, "critic_hyper": weights.hyper}
+    return {"critic": weights}
+
+
+def critic_of(nets: Weights) -> Any:
+    """The critic's weights as its network reads them."""
+    return ChangedWeights(nets["critic"], nets["critic_hyper"]) if "critic_hyper" in nets else nets["critic"]
+
+
 @dataclass(frozen=True)
 class ChangedNet:
     """A `Net` with increments that its own input makes: a critic sees the whole team already."""
@@ -215,14 +240,34 @@ class ChangedNet:
         team: Float[Array, "time b n_team"] | None = None,
     ) -> tuple[Float[Array, "b agent h"], Float[Array, "time b agent n_out"]]:
         """As `Net.unroll`."""
-        seen = [x] if team is None else [team[:, :, None], x]
-        whole = (*first.shape, x.shape[2])
-        x = jnp.concatenate([jnp.broadcast_to(part, (*whole, part.shape[-1])) for part in seen], axis=-1)
-        body = params.hyper.body
-        features = jnp.tanh(body.out(hypernet.encode(body, x)))
-        features = jnp.concatenate([features, jnp.ones((*whole, 1))], axis=-1)
-        changes = Changes({**params.hyper.layers, **params.hyper.scales}, features)
+        x = _with_team(x, first, team)
+        changes = Changes({**params.hyper.layers, **params.hyper.scales}, _features(params.hyper.body, x))
         return self.net.unroll(params.net, carry, x, first, entities, changes=changes)
+
+    def increment(
+        self,
+        params: ChangedWeights,
+        x: Float[Array, "#time #b agent n_in"],
+        first: Bool[Array, "time b"],
+        team: Float[Array, "time b n_team"] | None = None,
+    ) -> Float[Array, "time b agent"]:
+        """Sizes of the increments that an input makes, for the log."""
+        hyper = jax.lax.stop_gradient(params.hyper)
+        features = _features(hyper.body, _with_team(x, first, team))
+        return jnp.sqrt(squared_norm(increments.gram(hyper.layers), features))
+
+
+def _with_team(x: Array, first: Array, team: Array | None) -> Float[Array, "time b agent n"]:
+    """What all agents see alike, and each agent's own input, of all rows."""
+    seen = [x] if team is None else [team[:, :, None], x]
+    return jnp.concatenate(
+        [jnp.broadcast_to(part, (*first.shape, x.shape[2], part.shape[-1])) for part in seen], axis=-1
+    )
+
+
+def _features(body: hypernet.Body, x: Float[Array, "time b agent n"]) -> Float[Array, "time b agent feature"]:
+    features = jnp.tanh(body.out(hypernet.encode(body, x)))
+    return jnp.concatenate([features, jnp.ones((*x.shape[:-1], 1))], axis=-1)
 
 
 @dataclass(frozen=True)
@@ -379,26 +424,18 @@ class HyperActor:
         return jnp.swapaxes(window, 0, 1), jnp.sum(weights[..., None] * past, axis=0)
 
     # -- losses -------------------------------------------------------------------------------------------------
-    def remember(self, now: Distribution, aux: Aux) -> Extra:
-        """The parameters of the distributions that acted."""
-        return {"params": now.params, "log_std": jnp.broadcast_to(now.log_std, now.params.shape)}
-
     def penalty(
-        self, spec: Spec, now: Distribution, aux: Aux, step: Step, old: Extra, active: Bool[Array, "row b agent"]
+        self, spec: Spec, aux: Aux, step: Step, active: Bool[Array, "row b agent"]
     ) -> dict[str, tuple[float, Mean]]:
-        """Smoothness and alignment, and (of weight 0) the size of increments."""
+        """Smoothness, and (of weight 0) the size of increments."""
         smooth = smoothness(aux["gram"], aux["size"], aux["features"], step.first, active)
-        before, before_std = old["params"], old["log_std"]
-        if "anchor" in aux:
-            before, before_std = aux["anchor"], jax.lax.stop_gradient(now.log_std)
-        moved = distributions.kl(spec.action, before, before_std, now.params, now.log_std, step.legal)
         products, applied = jax.lax.stop_gradient((aux["gram"], aux["applied"]))
-        values = {"hyper/align": moved, "hyper/increment": jnp.sqrt(squared_norm(products, applied))}
+        values = {"hyper/increment": jnp.sqrt(squared_norm(products, applied))}
         if "looks" in aux:
             looks = jax.lax.stop_gradient(aux["looks"])
             values["hyper/attention_entropy"] = -jnp.sum(looks * jnp.log(jnp.maximum(looks, 1e-9)), axis=-1)
         means = {"hyper/smooth": smooth, **Mean.of_each(values, active)}
-        weights = {"hyper/smooth": self.hyper.smooth, "hyper/align": self.hyper.align}
+        weights = {"hyper/smooth": self.hyper.smooth}
         return {name: (weights.get(name, 0.0), mean) for name, mean in means.items()} | {
             f"hyper/increment/{name}": (0.0, mean)
             for name, mean in zip(spec.agents, _each_agent(values["hyper/increment"], active), strict=True)

@@ -27,14 +27,14 @@ class Probe:
     states: Whole = 0
     """Rows of the first rollout that the policies before and after each update are compared on; 0: none, at no cost."""
 
-    def check(self, available: int, shards: int) -> None:
+    def check(self, available: int, sequences: int, shards: int) -> None:
         """Refuse a set that the first rollout does not hold."""
-        if not 0 <= self.states <= available:
+        if self.states > available:
             raise ConfigError(
-                f"algo.probe.states must be from 0 to {available}, the training sequences of one rollout; got "
-                f"{self.states}."
+                f"algo.probe.states must be at most {available}, the rows of one rollout (of recurrent actors: its "
+                f"training sequences); got {self.states}."
             )
-        if self.states and available < 2 * shards:
+        if self.states and sequences < 2 * shards:
             raise ConfigError(
                 "algo.probe measures the variance of gradients over minibatches: it needs at least two training "
                 "sequences per shard. Raise algo.collect.envs, or lower algo.bptt_length."
@@ -55,19 +55,25 @@ class Probe:
         return ProbeSet(example(spec, self.states - 1, 0).step, actor.carry(spec, self.states))
 
     def keep_first(
-        self, kept: ProbeSet | None, rollout: Rollout, rows: int, iteration: Int[Array, ""]
+        self, kept: ProbeSet | None, actor: Actor, rollout: Rollout, rows: int, iteration: Int[Array, ""]
     ) -> ProbeSet | None:
-        """The set of the first iteration: evenly spaced rows among those that open a training sequence of `rows`."""
+        """The set of the first iteration: evenly spaced rows, of actors with a carry among those that open a training
+        sequence of `rows`.
+
+        Without a carry any row will do: the set then depends on what was collected, not on how it is learned from.
+        """
         if kept is None:
             return None
-        opening = jax.tree.map(lambda x: x[:-1:rows], rollout.step)
-        both = batches.join_axes(ProbeSet(opening, rollout.carry))
-        at = (jnp.arange(self.states) * both.step.first.shape[0]) // self.states
-        return jax.tree.map(lambda old, new: jnp.where(iteration == 0, new[at], old), kept, both)
+        among = batches.join_axes(jax.tree.map(lambda x: x[: -1 : rows if actor.hidden else 1], rollout.step))
+        at = (jnp.arange(self.states) * among.first.shape[0]) // self.states
+        carry = batches.join_axes(rollout.carry) if actor.hidden else None
+        step, carry = jax.tree.map(lambda x: x[at], (among, carry))
+        new = ProbeSet(step, carry if actor.hidden else kept.carry)
+        return jax.tree.map(lambda old, new: jnp.where(iteration == 0, new, old), kept, new)
 
 
 class ProbeSet(eqx.Module):
-    """Rows [state, ...] that open training sequences, with the carries that were read with them."""
+    """Rows [state, ...], with the carries that were read with them."""
 
     step: Step
     carry: Carry

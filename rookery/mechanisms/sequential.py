@@ -15,12 +15,12 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery.core import shards
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
-from rookery.core.types import Carry, Mean, Packed, Spec
+from rookery.core.types import Carry, Extra, Mean, Packed, Spec
 from rookery.mechanisms.actor import ActorWeights, Distribution, PlainActor
 from rookery.mechanisms.batch import Batch
 from rookery.mechanisms.explore import Explore
 from rookery.mechanisms.hyper import Hyper
-from rookery.mechanisms.surrogate import surrogate
+from rookery.mechanisms.surrogate import Objective
 from rookery.nets.agent import Net
 from rookery.nets.inputs import own_view
 from rookery.nets.optimiser import Optimiser, norm
@@ -45,7 +45,7 @@ class Turn(NamedTuple):
     first: Bool[Array, "row sequence"]
     legal: Bool[Array, "row sequence one action"]
     action: Array
-    log_prob: Float[Array, "row sequence one"]
+    extra: Extra
     active: Bool[Array, "row sequence one"]
     factor: Float[Array, "row sequence one"]
 
@@ -55,8 +55,7 @@ class Learner(NamedTuple):
 
     actor: PlainActor
     optimiser: Optimiser
-    clip: float
-    entropy: float
+    objective: Objective
 
     def policy(self, spec: Spec, weights: ActorWeights, carry: Carry, turn: Turn) -> Distribution:
         """The agent's distributions."""
@@ -71,12 +70,8 @@ class Learner(NamedTuple):
 
         def loss(weights: ActorWeights) -> tuple[Mean, Any]:
             now = self.policy(spec, weights, carry, turn)
-            gain = turn.factor * advantage
-            metrics, worst = surrogate(
-                spec.action, now, turn.legal, turn.action, turn.log_prob, gain, turn.active, self.clip
-            )
-            policy, entropy = metrics["policy_loss"], metrics["entropy"]
-            return Mean(policy.total - self.entropy * entropy.total, policy.weight), {**metrics, "ratio_error": worst}
+            given = (turn.legal, turn.action, turn.extra, turn.factor * advantage, turn.active)
+            return self.objective.loss(spec.action, now, *given)
 
         weights, opt = state
         alone = jax.tree.map(lambda x: x[None], weights)
@@ -99,12 +94,12 @@ def in_turn(
     """All agents' weights and optimiser states (leading with an agent axis) after each has learned, the metrics of all
     gradient steps, and how far the last factor is from 1."""
     x = own_view(spec, batch.step, agent_id=learner.actor.agent_id)
-    data = (x, batch.step.legal, batch.action, batch.extra["log_prob"], batch.active)
+    data = (x, batch.step.legal, batch.action, batch.extra, batch.active)
 
     def one(now: tuple[Any, Array], agent: Array) -> tuple[tuple[Any, Array], Packed]:
         everyone, factor = now
-        x, legal, action, log_prob, active = jax.tree.map(lambda x: _only(x, agent, 2), data)
-        turn = Turn(x, batch.step.first, legal, action, log_prob, active, factor)
+        x, legal, action, extra, active = jax.tree.map(lambda x: _only(x, agent, 2), data)
+        turn = Turn(x, batch.step.first, legal, action, extra, active, factor)
         hidden = _only(carry, agent, 1)
 
         def minibatch(state: Any, now: tuple[Array, Array]) -> tuple[Any, Packed]:
@@ -117,7 +112,7 @@ def in_turn(
         everyone = jax.tree.map(lambda all_, x: all_.at[agent].set(x), everyone, own)
         policy = learner.policy(spec, jax.tree.map(lambda x: x[None], own[0]), hidden, turn)
         new = distributions.log_prob(spec.action, policy.params, policy.log_std, legal, action)
-        return (everyone, next_factor(factor, new, log_prob, active)), steps
+        return (everyone, next_factor(factor, new, extra["log_prob"], active)), steps
 
     # All shards must agree on the order.
     order = batches.shuffled(stream(shards.total(key), "agents"), spec.n_agents)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.core.types import Action, ActionSpec, Carry, Mean, Metrics, Spec
+from rookery.core.types import Action, ActionSpec, Carry, Extra, Mean, Metrics, Spec
 from rookery.mechanisms.actor import Actor, Distribution, Weights
 from rookery.mechanisms.batch import Batch
 from rookery.ops import distributions
@@ -40,19 +42,59 @@ def surrogate(
     return Mean.of_each(values, active), Mean.of(jnp.max(jnp.where(active, jnp.abs(move), 0.0)))
 
 
+@dataclass(frozen=True)
+class Objective:
+    """What actors learn: the clipped surrogate, an entropy bonus, and closeness to the policy that acted."""
+
+    clip: float
+    entropy: float | Array
+    align: float | Array
+
+    @property
+    def aligns(self) -> bool:
+        """Whether the policy that acted is compared with; a swept weight always counts."""
+        return not isinstance(self.align, float) or self.align > 0
+
+    def remember(self, now: Distribution) -> Extra:
+        """What learning wants of the policy that acted, besides log-probabilities."""
+        if not self.aligns:
+            return {}
+        return {"params": now.params, "log_std": jnp.broadcast_to(now.log_std, now.params.shape)}
+
+    def loss(
+        self,
+        spec: ActionSpec,
+        now: Distribution,
+        legal: Bool[Array, "row b agent action"],
+        action: Action,
+        old: Extra,
+        advantage: Float[Array, "row b agent"],
+        active: Bool[Array, "row b agent"],
+        anchor: Float[Array, "row b agent width"] | None = None,
+    ) -> tuple[Mean, Metrics]:
+        """The loss and its parts; `old` is what acting left. With an `anchor`, that policy is aligned with instead."""
+        metrics, worst = surrogate(spec, now, legal, action, old["log_prob"], advantage, active, self.clip)
+        policy = metrics["policy_loss"]
+        loss = Mean(policy.total - self.entropy * metrics["entropy"].total, policy.weight)
+        if self.aligns:
+            before = (old["params"], old["log_std"])
+            if anchor is not None:
+                before = (anchor, jax.lax.stop_gradient(now.log_std))
+            metrics["align"] = Mean.of(distributions.kl(spec, *before, now.params, now.log_std, legal), active)
+            loss = loss.plus(metrics["align"], self.align)
+        return loss, {**metrics, "ratio_error": worst}
+
+
 def actor_loss(
-    spec: Spec, actor: Actor, weights: Weights, batch: Batch, carry: Carry, clip: float, entropy: float | Array
+    spec: Spec, actor: Actor, weights: Weights, batch: Batch, carry: Carry, objective: Objective
 ) -> tuple[Mean, Metrics]:
-    """Clipped surrogate, entropy bonus and the actor's own penalties."""
-    step = batch.step
+    """The objective's loss and the actor's own penalties."""
+    step, active = batch.step, batch.active
     _, now, aux = actor.read(spec, weights, carry, step, batch.action)
-    before, active = batch.extra["log_prob"], batch.active
-    metrics, worst = surrogate(spec.action, now, step.legal, batch.action, before, batch.advantage, active, clip)
-    policy = metrics["policy_loss"]
-    loss = Mean(policy.total - entropy * metrics["entropy"].total, policy.weight)
-    for name, (weight, penalty) in actor.penalty(spec, now, aux, step, batch.extra, batch.active).items():
+    given = (step.legal, batch.action, batch.extra, batch.advantage, active)
+    loss, metrics = objective.loss(spec.action, now, *given, aux.get("anchor"))
+    for name, (weight, penalty) in actor.penalty(spec, aux, step, active).items():
         metrics[name] = penalty
         if not isinstance(weight, float) or weight > 0:
             loss = loss.plus(penalty, weight)
-    metrics["ratio_error"] = worst
     return loss, metrics

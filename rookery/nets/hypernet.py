@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import equinox as eqx
@@ -207,11 +207,14 @@ class EmbeddedNet:
         return net.unroll(self.generate(params), carry, x, first, entities, team=team)
 
 
+_AFTER = ("after", "head", "bound", "aside")
+"""Parts of a network that follow its core."""
+
+
 def _generated(p: Params, *, only_after: bool) -> Params:
     """Whether each array is generated."""
-    parts = (p.norm_in, p.before, p.norms, p.core, p.after, p.head)
-    late = (False, False, False, False, True, True) if only_after else (True,) * 6
-    return Params(*(jax.tree.map(lambda _, made=made: made, part) for made, part in zip(late, parts, strict=True)))
+    made = {x.name: not only_after or x.name in _AFTER for x in fields(p)}
+    return Params(**{name: jax.tree.map(lambda _, to=to: to, getattr(p, name)) for name, to in made.items()})
 
 
 def _right_inverse(x: Float[Array, "n m"]) -> Float[Array, "m n"]:

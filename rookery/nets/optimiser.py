@@ -32,13 +32,19 @@ class Optimiser:
     """Added to the denominator."""
     rms_decay: Fraction = 0.99
     """Memory of rmsprop's squared gradients."""
+    rms_start: NonNegative = 0.0
+    """Mean of rmsprop's squared gradients at the start: 0 in torch, 1 in TensorFlow."""
+    rms_eps: Literal["after_root", "in_root"] = "after_root"
+    """Where rmsprop adds `eps`: after_root: sqrt(mean) + eps (torch, PyMARL); in_root: sqrt(mean + eps) (TensorFlow,
+    A3C). The latter divides by no less than sqrt(eps)."""
 
     def _transform(self) -> optax.GradientTransformation:
         scale = {
             "adam": lambda: optax.scale_by_adam(eps=self.eps),
             "radam": lambda: optax.scale_by_radam(eps=self.eps),
-            # torch's RMSprop (PyMARL) adds eps outside the root.
-            "rmsprop": lambda: optax.scale_by_rms(decay=self.rms_decay, eps=self.eps, eps_in_sqrt=False),
+            "rmsprop": lambda: optax.scale_by_rms(
+                self.rms_decay, self.eps, self.rms_start, eps_in_sqrt=self.rms_eps == "in_root"
+            ),
         }[self.kind]()
         return optax.chain(optax.clip_by_global_norm(self.clip), scale)
 
@@ -82,11 +88,11 @@ def gradient_norms(grads: Groups) -> Metrics:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A number that moves linearly from `start` to `end` and stays there."""
+    """A probability or a share that moves linearly from `start` to `end` and stays there."""
 
-    start: float
+    start: Fraction
     """Value at step 0."""
-    end: float
+    end: Fraction
     """Value from `steps` on."""
     steps: Whole = 50_000
     """Environment steps of the way; 0: `share` of the budget instead."""

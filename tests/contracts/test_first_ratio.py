@@ -10,6 +10,7 @@ from small import chunk_of, init_of, small_config
 
 from rookery.algorithms.ppo import PPO
 from rookery.core.types import Collect
+from rookery.mechanisms.critic import Value
 from rookery.mechanisms.explore import Explore
 from rookery.mechanisms.hyper import Hyper
 from rookery.nets.agent import Net
@@ -24,7 +25,7 @@ CASES: dict[str, PPO] = {
     "mlp": BASE,
     "gru": replace(BASE, actor=GRU, critic=GRU),
     "gru-chunk-minibatches": replace(BASE, actor=GRU, critic=GRU, bptt_length=3, minibatches=2),
-    "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, bptt_length=6),
+    "transformer-chunk": replace(BASE, actor=TRANSFORMER, critic=TRANSFORMER, value=Value(sees="obs"), bptt_length=6),
     "gru-actor-only-per-agent": replace(BASE, actor=replace(GRU, weights="per_agent"), bptt_length=6),
     # Actors with hypernetworks, in every form; agents that learn in turn; noise on weights.
     "hyper-last-team": replace(BASE, hyper=Hyper("last", per_agent=False, **_SMALL), minibatches=2, bptt_length=3),
@@ -33,9 +34,14 @@ CASES: dict[str, PPO] = {
     ),
     "hyper-gru-actor-gru": replace(BASE, actor=GRU, hyper=Hyper("all", history="gru", **_SMALL), bptt_length=4),
     "hyper-window-fusion": replace(
-        BASE, hyper=Hyper("last", history="window", fusion="kl", target="anchor", critic=True, **_SMALL), bptt_length=4
+        BASE,
+        hyper=Hyper("last", history="window", fusion="kl", target="anchor", critic=True, **_SMALL),
+        bptt_length=4,
+        align=0.05,
     ),
-    "hyper-transformer": replace(BASE, actor=TRANSFORMER, hyper=Hyper("all", **_SMALL), bptt_length=6),
+    "hyper-gru-layers-after": replace(
+        BASE, actor=replace(GRU, layers_after=1), hyper=Hyper("all", critic=True, **_SMALL), bptt_length=6
+    ),
     "hypermarl": replace(BASE, hyper=Hyper("embedding", width=8, embed=4)),
     "hypermarl-after-gru": replace(
         BASE, actor=replace(GRU, layers_after=1), hyper=Hyper("embedding_after", width=8, embed=4), bptt_length=6

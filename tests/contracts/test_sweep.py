@@ -54,6 +54,7 @@ def config_of(preset: str, task: Any, **values: Any) -> RunConfig:
             config_of("mappo", "matrix/climbing", **{"actor.kind": "gru", "bptt_length": 3}),
             r"algo.bptt_length \(3\) must divide the 8",
         ),
+        (config_of("mappo", "matrix/climbing", **{"critic.kind": "transformer"}), "value.sees obs"),
         (config_of("mappo", "matrix/climbing", **{"collect.restart": True}), "restart is for replayed episodes"),
         (config_of("iql", "matrix/climbing", **{"replay.capacity": 9}), "must be a multiple of algo.collect.envs"),
         (config_of("iql", "matrix/climbing", **{"replay.batch": 99}), "must fit into algo.replay.capacity"),

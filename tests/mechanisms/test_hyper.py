@@ -15,6 +15,8 @@ from small import assert_close, assert_same, differs, hasty_jit
 
 from rookery.algorithms.ppo import PPO, PPOState
 from rookery.core.errors import ConfigError
+from rookery.core.ranges import check_ranges
+from rookery.core.registry import TASKS
 from rookery.core.types import ActionSpec, Clock, Collect, Rollout, Spec, Step
 from rookery.mechanisms.actor import Actor, Distribution
 from rookery.mechanisms.explore import Explore
@@ -22,6 +24,7 @@ from rookery.mechanisms.hyper import Hyper, HyperActor, HyperWeights, add_up, sm
 from rookery.mechanisms.probe import Probe
 from rookery.nets import hypernet, increments, recurrent
 from rookery.nets.agent import Net
+from rookery.nets.encoder import Encoder
 from rookery.nets.increments import FullModes, Modes, RankOneModes
 from rookery.ops import distributions
 from rookery.tasks.compiled.mpe import Mpe
@@ -37,7 +40,8 @@ KEY = jax.random.PRNGKey(0)
 
 
 def hyper(generate: Any = "all", **choice: Any) -> PPO:
-    return replace(PLAIN, hyper=Hyper(generate, **{**SMALL, **choice}))
+    align = choice.pop("align", 0.05)
+    return replace(PLAIN, hyper=Hyper(generate, **{**SMALL, **choice}), align=align)
 
 
 @cache
@@ -103,10 +107,9 @@ def test_before_the_first_update_it_is_mappo(algo: PPO) -> None:
     state = fresh(algo)
     critic = state.nets["critic"]
     assert_close(state.nets["actor"], plain.nets["actor"], 1e-5)
-    assert_close(critic.net if algo.hyper.critic else critic, plain.nets["critic"], 1e-5)
+    assert_close(critic, plain.nets["critic"], 1e-5)
     # Two programs may round differently when they orthogonalize: from here on the weights are the same bit for bit.
-    same = replace(critic, net=plain.nets["critic"]) if algo.hyper.critic else plain.nets["critic"]
-    state = replace(state, nets={**state.nets, "actor": plain.nets["actor"], "critic": same})
+    state = replace(state, nets={**state.nets, "actor": plain.nets["actor"], "critic": plain.nets["critic"]})
     own = played(algo, state)
     assert_same((own.action, own.extra["log_prob"]), (rollout.action, rollout.extra["log_prob"]))
     # What the environment computes may round differently when it is compiled with another policy.
@@ -117,8 +120,8 @@ def test_before_the_first_update_it_is_mappo(algo: PPO) -> None:
     found, values = gradient(algo, state, own, rows)
     wanted, plain_values = gradient(PLAIN, plain, rollout, rows)
     assert_same(values, plain_values)
-    assert_same(found["critic"].net if algo.hyper.critic else found["critic"], wanted["critic"])
-    if algo.hyper.align:
+    assert_same(found["critic"], wanted["critic"])
+    if algo.align:
         assert_close(found["actor"], wanted["actor"], 1e-7)
     else:
         assert_same(found["actor"], wanted["actor"])
@@ -149,7 +152,6 @@ OFF = {
             "accumulate",
             "local",
             9.0,
-            8.0,
             "anchor",
             3,
             1.0,
@@ -157,7 +159,7 @@ OFF = {
             5,
         ),
     ),
-    "both weights": replace(PLAIN, hyper=Hyper(smooth=0.0, align=0.0)),
+    "weight": replace(PLAIN, hyper=Hyper(smooth=0.0)),
 }
 
 
@@ -172,7 +174,7 @@ def test_what_is_off_leaves_no_trace(name: str) -> None:
 ON = {
     "last": hyper("last"),
     "all": hyper("all"),
-    "anchor": hyper("all", target="anchor"),
+    "anchor": hyper("all", target="anchor", critic=True),
     "window": hyper("last", history="window", fusion="kl"),
 }
 
@@ -185,10 +187,14 @@ def test_the_first_update_moves_the_increment_away_from_zero(name: str) -> None:
     assert all(np.any(x) for m in new.layers.values() for x in _made(m))
     assert set(new.layers) == ({"head"} if name in ("last", "window") else {"before0", "before1", "head"})
     assert all(np.any(x != 1) for x in new.scales.values()) and bool(new.scales) == (name in ("last", "window"))
-    assert metrics["hyper/increment"] > 0 and metrics["hyper/align"] > 0 and metrics["hyper/smooth"] > 0
+    assert metrics["hyper/increment"] > 0 and metrics["align"] > 0 and metrics["hyper/smooth"] > 0
     assert all(metrics[f"hyper/increment/{agent}"] > 0 for agent in SPEC.agents)
     assert all(np.isfinite(x) for x in metrics.values())
     assert differs(after.nets["actor"], updated(PLAIN)[0].nets["actor"])
+    assert ("critic_hyper" in after.nets) == ("hyper/critic_increment" in metrics) == (name == "anchor")
+    if name == "anchor":
+        assert all(np.any(x) for m in after.nets["critic_hyper"].layers.values() for x in _made(m))
+        assert metrics["hyper/critic_increment"] > 0
 
 
 def test_the_weights_of_both_terms_count() -> None:
@@ -198,9 +204,10 @@ def test_the_weights_of_both_terms_count() -> None:
 
 
 def test_the_hypernetwork_has_a_learning_rate_of_its_own() -> None:
-    still = updated(hyper("all", lr=0.0), ON["all"])[0].nets
-    assert_same(still["hyper"], begun(ON["all"])[0].nets["hyper"])
-    assert differs(still["actor"], begun(ON["all"])[0].nets["actor"])
+    """And so has that of the critic."""
+    still = updated(hyper("all", target="anchor", critic=True, lr=0.0), ON["anchor"])[0].nets
+    for group, before in begun(ON["anchor"])[0].nets.items():
+        assert differs(still[group], before) == (group in ("actor", "critic")), group
 
 
 def test_the_target_is_refreshed_every_so_many_updates() -> None:
@@ -292,12 +299,16 @@ def test_smoothness_couples_no_episodes_no_environments_and_no_shuffled_rows() -
 def moved(actor: Actor, spec: Spec = SPEC, scale: float = 0.3) -> dict[str, Any]:
     """Weights whose increments are far from zero."""
     weights = actor.init(spec, KEY)
-    made: HyperWeights = weights["hyper"]
+    weights["hyper"] = lively(weights["hyper"], scale)
+    return weights
+
+
+def lively(made: HyperWeights, scale: float = 0.3) -> HyperWeights:
+    """The same with modes far from zero."""
     leaves, tree = jax.tree.flatten(made.layers)
     keys = jax.random.split(KEY, len(leaves))
     layers = tree.unflatten([scale * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
-    weights["hyper"] = eqx.tree_at(lambda h: h.layers, made, layers)
-    return weights
+    return eqx.tree_at(lambda h: h.layers, made, layers)
 
 
 def rows(spec: Spec, time: int, batch: int, first: tuple[int, ...] = (0,), key: int = 1) -> Step:
@@ -332,6 +343,33 @@ def reader(algo: PPO, spec: Spec) -> Any:
     return hasty_jit(lambda w, c, s, a: algo._actor.read(spec, w, c, s, a))
 
 
+NETS = {"mlp": NET, "gru": replace(NET, kind="gru", layers=1, layers_after=1)}
+
+
+@pytest.mark.parametrize("generate", ["last", "all"])
+@pytest.mark.parametrize("kind", list(NETS))
+def test_increments_change_what_is_read(kind: str, generate: Any) -> None:
+    """Of every kind of network that is accepted, by each of its layers' modes."""
+    algo, step = replace(hyper(generate, critic=True), actor=NETS[kind], critic=NETS[kind]), rows(SPEC, 2, 2)
+    algo.check(SPEC)
+    actor, critic = algo._actor, algo._critic
+    assert isinstance(actor, HyperActor)
+    weights = actor.init(SPEC, KEY)
+    assert set(weights["hyper"].layers) >= ({"head"} if generate == "last" else {"before0", "head"})
+    base = read(algo, step, weights)[1].params
+    value_of = hasty_jit(lambda p: critic.values(SPEC, p, critic.carry(SPEC, 2), step)[1])
+    of_critic = critic.init(SPEC, KEY)
+    values = value_of(of_critic)
+    for name in weights["hyper"].layers:
+
+        def only(made: HyperWeights, name: str = name) -> HyperWeights:
+            return eqx.tree_at(lambda h: h.layers[name], made, lively(made).layers[name])
+
+        changed = {**weights, "hyper": only(weights["hyper"])}
+        assert differs(read(algo, step, changed)[1].params, base), name
+        assert differs(value_of(replace(of_critic, hyper=only(of_critic.hyper))), values), name
+
+
 @pytest.mark.parametrize("per_agent", [True, False])
 def test_a_dead_agent_contributes_nothing(per_agent: bool) -> None:
     algo, step = hyper("all", per_agent=per_agent), rows(SPEC, 4, 2)
@@ -341,9 +379,8 @@ def test_a_dead_agent_contributes_nothing(per_agent: bool) -> None:
     np.testing.assert_array_equal(now.params[:, :, :2], again.params[:, :, :2])
     assert differs(now.params[1:, :, 2], again.params[1:, :, 2])
     # Nor to a loss or to what is logged of it.
-    old = {"params": jnp.zeros_like(now.params), "log_std": jnp.zeros_like(now.params)}
     actor = algo._actor
-    found = [actor.penalty(SPEC, n, a, s, old, s.alive) for n, a, s in ((now, aux, step), (again, aux_again, other))]
+    found = [actor.penalty(SPEC, a, s, s.alive) for a, s in ((aux, step), (aux_again, other))]
     for name, (_, mean) in found[0].items():
         np.testing.assert_allclose(mean.value, found[1][name][1].value, rtol=1e-6, err_msg=name)
     # While it lives, the others see it.
@@ -490,9 +527,15 @@ def test_alignment_is_the_exact_divergence_from_the_policy_that_acted(kind: str,
     assert isinstance(actor, HyperActor)
     weights = moved(actor, spec)
     _, now, aux = read(algo, step, weights, spec)
-    old = actor.remember(Distribution(now.params + 0.5 * jnp.arange(now.params.shape[-1]), now.log_std - 0.3), aux)
-    weight, align = actor.penalty(spec, now, aux, step, old, step.alive)["hyper/align"]
-    assert weight == 0.05
+    objective = algo._objective
+    old = objective.remember(Distribution(now.params + 0.5 * jnp.arange(now.params.shape[-1]), now.log_std - 0.3))
+    action = jnp.zeros((*step.alive.shape, *spec.action.shape), spec.action.dtype)
+    zeros = jnp.zeros(step.alive.shape)
+    given = (spec.action, now, step.legal, action, {**old, "log_prob": zeros}, zeros, step.alive, aux.get("anchor"))
+    loss, metrics = objective.loss(*given)
+    without, _ = replace(objective, align=0.0).loss(*given)
+    align = metrics["align"]
+    assert float(loss.value - without.value) == pytest.approx(0.05 * float(align.value), abs=1e-5)
     p, p_std = (aux["anchor"], now.log_std) if anchor else (old["params"], now.log_std - 0.3)
     exact = distributions.kl(spec.action, p, p_std, now.params, now.log_std, step.legal)
     assert float(align.value) == pytest.approx(float(jnp.sum(exact * step.alive) / jnp.sum(step.alive)), rel=1e-5)
@@ -501,6 +544,21 @@ def test_alignment_is_the_exact_divergence_from_the_policy_that_acted(kind: str,
         # The target hypernetwork still has increments of zero: the anchor is the base actor.
         plain = actor.base.read(spec, weights, actor.base.carry(spec, 2), step)[1]
         np.testing.assert_allclose(aux["anchor"], plain.params, rtol=1e-5, atol=1e-6)
+
+
+def test_any_actor_can_be_aligned() -> None:
+    """Without a hypernetwork; a strong term holds the policy where it was."""
+    algo = replace(PLAIN, align=100.0)
+    assert set(begun(PLAIN)[1].extra) == {"log_prob"} and "align" not in updated(PLAIN)[1]
+    rollout = begun(algo)[1]
+    assert_same(rollout.action, begun(PLAIN)[1].action)
+    assert {name: x.shape for name, x in rollout.extra.items()} == {
+        "log_prob": (6, 4, 3), "params": (6, 4, 3, 5), "log_std": (6, 4, 3, 5)
+    }  # fmt: skip
+    after, metrics = updated(algo)
+    assert metrics["align"] > 0 and differs(after.nets["actor"], updated(PLAIN)[0].nets["actor"])
+    # Its first gradient is zero: of two epochs only the second is held back.
+    assert_same(after.nets["critic"], updated(PLAIN)[0].nets["critic"])
 
 
 # --- weights from embeddings
@@ -523,6 +581,18 @@ def test_generated_matrices_are_orthogonal_at_the_start(generate: Any) -> None:
     assert (not jax.tree.leaves(params.shared)) == (generate == "embedding")
 
 
+@pytest.mark.parametrize("generate", ["embedding", "embedding_after"])
+@pytest.mark.parametrize("kind", ["image", "transformer"])
+def test_weights_of_all_parts_of_a_network_are_generated(kind: str, generate: Any) -> None:
+    """Image encoders, and what reads actions out of the tokens of a transformer. Nothing is computed."""
+    spec = TASKS["smax/3m"].spec if kind == "transformer" else replace(SPEC, obs_shape=(4, 4, 3))
+    nets = {"image": replace(NET, encoder=Encoder("small")), "transformer": Net("transformer", width=8, layers=1)}
+    made, n = Hyper(generate, width=8, embed=4).embedded(nets[kind]), spec.n_agents
+    sizes = (n, int(np.prod(spec.obs_shape)), 12, 0.01, spec.entities, spec.obs_shape)
+    found = jax.eval_shape(lambda: made.generate(made.init(KEY, *sizes)))
+    assert found == jax.eval_shape(lambda: replace(nets[kind], weights="per_agent").init(KEY, *sizes))
+
+
 def test_embeddings_generate_actor_and_critic() -> None:
     algo = replace(PLAIN, hyper=Hyper("embedding", width=8, embed=4))
     before, (after, metrics) = begun(algo)[0], updated(algo)
@@ -541,7 +611,10 @@ def test_embeddings_generate_actor_and_critic() -> None:
     [
         (hyper("all", scope="local", per_agent=False), "per_agent"),
         (hyper("all", heads=3), "heads"),
-        (hyper("all", features=1), "features"),
+        (replace(hyper("all"), actor=replace(NET, kind="transformer")), "algo.actor.kind mlp or gru"),
+        (replace(hyper("all", critic=True), critic=replace(NET, kind="transformer")), "algo.critic.kind mlp or gru"),
+        (hyper("all", target="anchor", align=0.0), "algo.align above 0"),
+        (hyper("last", fusion="kl", increment="accumulate"), "increment base"),
         (replace(hyper("all", fusion="kl"), actor=replace(NET, weights="per_agent")), "fusion"),
         (replace(PLAIN, order="sequential"), "per_agent"),
         (replace(PLAIN, explore=Explore(noise=0.1)), "continuous"),
@@ -551,3 +624,18 @@ def test_embeddings_generate_actor_and_critic() -> None:
 def test_what_does_not_fit_is_refused(algo: PPO, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         algo.check(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [({"features": 1}, "features must be at least 2"), ({"temperature": 0.0}, "temperature must be above 0")],
+)
+def test_what_is_out_of_range_is_refused(choice: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_ranges(hyper("all", **choice), "algo")
+
+
+def test_images_are_refused() -> None:
+    spec, net = replace(SPEC, obs_shape=(8, 8, 3)), replace(NET, encoder=Encoder("small"))
+    with pytest.raises(ConfigError, match="no encoder for images"):
+        replace(hyper("all"), actor=net).check(spec)

@@ -16,6 +16,7 @@ from rookery.core.types import ActionSpec, Clock, Collect, Mean, Spec, Step
 from rookery.mechanisms import explore, probe
 from rookery.mechanisms.actor import Distribution
 from rookery.mechanisms.explore import Explore
+from rookery.mechanisms.hyper import Hyper
 from rookery.mechanisms.probe import Probe
 from rookery.nets.agent import Net
 from rookery.ops import distributions
@@ -112,6 +113,29 @@ def test_the_variance_of_gradients_is_that_of_the_minibatches() -> None:
     variance = np.var(np.asarray(g), axis=0, ddof=1).sum()
     assert float(found["probe/gradient_variance"].value) == pytest.approx(variance)
     assert float(found["probe/gradient_noise"].value) == pytest.approx(variance / 5)
+
+
+def test_probes_of_actors_without_a_carry_are_the_same_rows() -> None:
+    """However long training sequences are; actors with a carry need rows that it is kept in."""
+    rollout, zero, found = _begin(PLAIN)[1], jnp.int32(0), []
+    hyper = replace(PLAIN, hyper=Hyper("all", width=8))
+    for algo, rows in ((PLAIN, 1), (hyper, 6)):
+        assert algo.carry_interval(TASK.spec) == rows
+        algo = replace(algo, probe=Probe(8))
+        algo.check(TASK.spec)
+        actor, kept = algo._actor, replace(rollout, carry=jax.tree.map(lambda x, n=rows: x[::n], rollout.carry))
+        first = algo.probe.keep_first(algo.probe.init(TASK.spec, actor), actor, kept, rows, zero)
+        found.append(first.step)
+        np.testing.assert_array_equal(
+            first.step.obs, rollout.step.obs[:-1].reshape(24, *rollout.step.obs.shape[2:])[::3]
+        )
+    assert_same(*found)
+    # Rows 0 and 3 of four environments open sequences of three.
+    actor = replace(PLAIN, actor=replace(NET, kind="gru"))._actor
+    carry = jnp.arange(2 * 4 * 2 * 8, dtype=jnp.float32).reshape(2, 4, 2, 8)
+    kept = Probe(4).keep_first(Probe(4).init(TASK.spec, actor), actor, replace(rollout, carry=carry), 3, zero)
+    np.testing.assert_array_equal(kept.step.obs, rollout.step.obs[jnp.array([0, 0, 3, 3]), jnp.array([0, 2, 0, 2])])
+    np.testing.assert_array_equal(kept.carry, carry.reshape(8, 2, 8)[::2])
 
 
 def test_probes_compare_with_the_first_rollout_and_change_nothing() -> None:

@@ -32,6 +32,7 @@ HAPPO = PPO(
     epochs=2,
     optimiser=Optimiser(lr=3e-2),
     order="sequential",
+    align=0.5,
 )
 
 
@@ -66,7 +67,9 @@ def test_agents_learn_as_a_loop_written_out_would() -> None:
         gain = factor * batch.advantage[..., agent]
         gain = jnp.minimum(ratio * gain, jnp.clip(ratio, 0.8, 1.2) * gain)
         bonus = distributions.entropy(SPEC.action, now.params, now.log_std, batch.step.legal)[..., agent]
-        return jnp.mean(-gain - 0.01 * bonus, where=batch.active[..., agent])
+        old = (batch.extra["params"], batch.extra["log_std"])
+        kl = distributions.kl(SPEC.action, *old, now.params, now.log_std, batch.step.legal)[..., agent]
+        return jnp.mean(-gain - 0.01 * bonus + 0.5 * kl, where=batch.active[..., agent])
 
     weights, opts = state.nets["actor"], state.opt["actor"]
     factor, gradient = jnp.ones(batch.filled.shape), hasty_jit(jax.grad(loss), static_argnums=1)

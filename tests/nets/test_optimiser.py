@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.core.errors import ConfigError
+from rookery.core.ranges import check_ranges
 from rookery.nets.optimiser import Optimiser, Schedule, norm
 
 PARAMS = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
@@ -45,6 +47,32 @@ def test_two_steps(kind: str, clip: float, decay: str) -> None:
     np.testing.assert_allclose(flat(params), by_hand(optimiser, progress), rtol=1e-5)
 
 
+# Two steps of rate 1 on the gradient 0.003, which is far below sqrt(eps); the squared gradients have memory 0.99.
+SMALL = {
+    # v = 0.01 * 9e-6 = 9e-8, then 0.99 * 9e-8 + 9e-8 = 1.791e-7.
+    # 0.003 / (3e-4 + 1e-5) = 9.677419, 0.003 / (4.232021e-4 + 1e-5) = 6.925193
+    "torch": ({}, [9.677419, 6.925193]),
+    # 0.003 / sqrt(1.009e-5) = 0.944443, 0.003 / sqrt(1.01791e-5) = 0.940301
+    "A3C": ({"rms_eps": "in_root"}, [0.944443, 0.940301]),
+    # v = 0.99 + 9e-8, then 0.9801 + 1.791e-7.
+    # 0.003 / sqrt(0.99001009) = 0.003015098, 0.003 / sqrt(0.98011018) = 0.003030287
+    "TensorFlow": ({"rms_eps": "in_root", "rms_start": 1.0}, [0.003015098, 0.003030287]),
+}
+
+
+@pytest.mark.parametrize("form", SMALL)
+def test_small_gradients_of_each_form_of_rmsprop(form: str) -> None:
+    changes, expected = SMALL[form]
+    optimiser = Optimiser("rmsprop", lr=1.0, eps=1e-5, **changes)
+    params, grads = {"w": jnp.zeros(1)}, {"w": jnp.array([0.003])}
+    state, moves = optimiser.init(params), []
+    for _ in range(2):
+        new, state = optimiser.step(params, grads, state, jnp.float32(0.0))
+        moves.append(float(params["w"][0] - new["w"][0]))
+        params = new
+    np.testing.assert_allclose(moves, expected, rtol=1e-5)
+
+
 def test_linear_decay_ends_at_rest() -> None:
     optimiser = Optimiser(decay="linear")
     params, _ = optimiser.step(PARAMS, GRADS[0], optimiser.init(PARAMS), jnp.float32(1.0))
@@ -66,6 +94,12 @@ def test_nothing_to_step() -> None:
 
 def test_norm_is_of_all_arrays() -> None:
     assert float(norm(GRADS[0])) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("ends", [(-3.0, 0.1), (1.0, 1.5)])
+def test_schedules_are_of_probabilities(ends: tuple[float, float]) -> None:
+    with pytest.raises(ConfigError, match="must be at least 0 and at most 1"):
+        check_ranges(Schedule(*ends), "algo.epsilon")
 
 
 @pytest.mark.parametrize(("steps", "value"), [(0, 1.0), (250, 0.775), (1000, 0.1), (10**9, 0.1)])
