@@ -153,11 +153,12 @@ class Abstract:
 
 
 def _recurrence(memory: GraphState, kept: Trajectories) -> Float[Array, "node"]:
-    """In how many of the best trajectories that were rewarded each node occurs."""
+    """In how many of the best trajectories each node occurs."""
     nodes = memory.norms.shape[0]
 
     def occurs(node: Array, generation: Array, score: Array) -> Array:
-        real = alive(memory, Handle(node, generation)) & (score > 0)
+        # Returns may all be negative (Pong); places that no trajectory has taken are at minus infinity.
+        real = alive(memory, Handle(node, generation)) & jnp.isfinite(score)
         return jnp.zeros(nodes).at[jnp.where(real, node, nodes)].set(1.0, mode="drop")
 
     return jnp.sum(jax.vmap(occurs)(kept.best.node, kept.best.generation, kept.best_returns), axis=0)
