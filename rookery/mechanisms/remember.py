@@ -136,7 +136,7 @@ class Remember:
         if isinstance(memory, GraphState):
             assert isinstance(waiting, Trail), "made by `init`"
             # Every other row becomes a node when a transition leads to it.
-            there = rollout.step.discount[0, :, 0] > 0.0
+            there = ~rollout.step.last[0] | (rollout.step.discount[0, :, 0] > 0.0)
             memory, node = self._graph.insert(memory, keys[0], rows.now[0], there)
             (memory, waiting, _), _ = jax.lax.scan(partial(self._graph_row, gamma), (memory, waiting, node), rows)
             entries = memory.nodes
@@ -165,7 +165,8 @@ class Remember:
         self, gamma: float, kept: tuple[GraphState, Trail, Handle], row: Transition
     ) -> tuple[tuple[GraphState, Trail, Handle], None]:
         (memory, trail, node_tm1), table = kept, self._graph
-        memory, node = table.insert(memory, row.key, row.now, ~row.terminal)
+        # A lost life ends a return, not the game: its row is a state like any other.
+        memory, node = table.insert(memory, row.key, row.now, ~(row.terminal & row.step.last))
         memory = table.connect(memory, node_tm1, Moves(row.action, row.reward, row.terminal, row.filled), node)
         known = (memory.q_visits[node.node] > 0) & row.step.legal[:, 0]
         target = row.reward + gamma * state_value(memory.q[node.node], known, row.terminal)
