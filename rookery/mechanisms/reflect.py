@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Count, Positive
+from rookery.core.types import where_env
 from rookery.mechanisms.gnn import Gnn, GnnState, embed
 from rookery.memory.graph import TERMINAL, GraphState, Handle, alive, live
 from rookery.ops import graph as ops
@@ -90,6 +91,19 @@ class Abstract:
 
         best = jnp.full(self.trajectories, -jnp.inf)
         return Trajectories(nodes(envs), jnp.zeros(envs, jnp.int32), jnp.zeros(envs), nodes(self.trajectories), best)
+
+    def begin(self, kept: Trajectories | None, node: Handle, first: Where) -> Trajectories | None:
+        """The trajectories where those of some environments begin anew at these nodes."""
+        if kept is None:
+            return None
+        start = where_env(first, node, jax.tree.map(lambda x: x[:, 0], kept.path))
+        path = Handle(
+            jnp.where(first[:, None], -1, kept.path.node).at[:, 0].set(start.node),
+            kept.path.generation.at[:, 0].set(start.generation),
+        )
+        return replace(
+            kept, path=path, length=jnp.where(first, 1, kept.length), returns=jnp.where(first, 0.0, kept.returns)
+        )
 
     def follow(
         self, kept: Trajectories | None, node: Handle, reward: Float[Array, "env"], first: Where, last: Where

@@ -135,6 +135,8 @@ class Remember:
         memory, waiting = kept.memory, kept.waiting
         if isinstance(memory, GraphState):
             assert isinstance(waiting, Trail), "made by `init`"
+            # An episode that begins where none had ended (a run was resumed with fresh ones) has a trail of its own.
+            waiting = replace(waiting, count=jnp.where(rollout.step.first[0], 0, waiting.count))
             # Every other row becomes a node when a transition leads to it.
             there = ~rollout.step.last[0] | (rollout.step.discount[0, :, 0] > 0.0)
             memory, node = self._graph.insert(memory, keys[0], rows.now[0], there)
@@ -142,6 +144,7 @@ class Remember:
             entries = memory.nodes
         else:
             assert isinstance(waiting, Ring), "made by `init`"
+            waiting = pending.forget(waiting, rollout.step.first[0])
             (memory, waiting), _ = jax.lax.scan(partial(self._best_row, gamma), (memory, waiting), rows)
             entries = memory.count[0]
         found = {"remember/entries": entries, "remember/evictions": memory.evictions}

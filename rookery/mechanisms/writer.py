@@ -25,7 +25,7 @@ from rookery.memory.pending import Due, Ring
 from rookery.memory.slots import fingerprint
 from rookery.memory.transition import Transition
 from rookery.ops.graph import state_value
-from rookery.ops.loops import once, repeat
+from rookery.ops.loops import once, repeat, widest
 
 Table = DictionaryState | GraphState
 
@@ -130,29 +130,42 @@ class Writer:
     def see(
         self, memory: Table, stream: Stream, step: Step, key: Float[Array, "row env dim"], clock: Clock
     ) -> tuple[Table, Stream]:
-        """What the rows of a rollout leave before its transitions are written: frames, and the run's first nodes."""
+        """What the rows of a rollout leave before its transitions are written: frames, and nodes of episodes that
+        begin where none had ended, which are the run's first ones, and those after a resume that could not go on."""
+        # Where the row was seen before, all rows of the episode before it are complete.
+        stream = replace(stream, ring=pending.forget(stream.ring, step.first[0]))
+        now = clock.iteration * (key.shape[0] - 1)
         if stream.store is not None:
-            now = clock.iteration * (key.shape[0] - 1)
             stream = replace(stream, store=examples.see(stream.store, step.obs, step.first, now))
         if isinstance(memory, GraphState):
-            return self._open(memory, stream, key[0], clock.iteration)
+            return self._open(memory, stream, key[0], step.first[0], now)
         return memory, stream
 
     def _open(
-        self, memory: GraphState, stream: Stream, key: Float[Array, "env dim"], iteration: Int[Array, ""]
+        self,
+        memory: GraphState,
+        stream: Stream,
+        key: Float[Array, "env dim"],
+        first: Bool[Array, "env"],
+        now: Int[Array, ""],
     ) -> tuple[GraphState, Stream]:
-        """The run's first rows become nodes; every other row does when a transition leads to it."""
-        config, reflection = self.memory, stream.reflection
-        assert isinstance(config, Graph) and reflection is not None and stream.node is not None, "made by `init`"
+        """First rows that no transition has led to become nodes; every other row does when one leads to it."""
+        config, reflection, node = self.memory, stream.reflection, stream.node
+        assert isinstance(config, Graph) and reflection is not None and node is not None, "made by `init`"
+        start = reflection.start
+        seen = (node.node == start.node) & (node.generation == start.generation)
+        opens = first & (~seen | (now == 0))
 
-        def insert(_: Array, now: tuple[GraphState, Handle]) -> tuple[GraphState, Handle]:
-            return config.insert(now[0], key, jnp.int32(0), jnp.ones(key.shape[0], bool))
+        def insert(_: Array, state: tuple[GraphState, Handle]) -> tuple[GraphState, Handle]:
+            memory, new = config.insert(state[0], key, now, opens)
+            return memory, where_env(opens, new, state[1])
 
-        # A loop of no or one round: a branch would copy the graph.
-        opens = iteration == 0
-        memory, node = repeat(jnp.where(opens, 1, 0), insert, (memory, stream.node))
-        start = where_env(jnp.broadcast_to(opens, key.shape[:1]), node, reflection.start)
-        return memory, replace(stream, node=node, reflection=replace(reflection, start=start))
+        # A loop of no or one round: a branch would copy the graph. Members insert together, or none does.
+        rounds = widest(jnp.any(opens).astype(jnp.int32))
+        memory, node = repeat(rounds, insert, (memory, node))
+        trajectories = self.abstract.begin(reflection.trajectories, node, opens)
+        reflection = replace(reflection, start=where_env(opens, node, start), trajectories=trajectories)
+        return memory, replace(stream, node=node, reflection=reflection)
 
     def transitions(self, rollout: Rollout, keys: Float[Array, "row env dim"], clock: Clock) -> Transition:
         """What `row` takes one after the other: the transitions of a rollout whose rows have these keys."""
