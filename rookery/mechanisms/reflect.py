@@ -69,6 +69,11 @@ class Abstract:
         """Whether key nodes are those with the highest scores."""
         return self.method in ("gnn", "degree", "common")
 
+    @property
+    def remembers(self) -> bool:
+        """Whether key nodes depend on more than the graph: on trajectories, or on a trained network."""
+        return self.method == "common" or (self.method == "gnn" and self.gnn.steps > 0)
+
     def check(self, capacity: int, evict: str) -> None:
         """Refuse thresholds in the wrong order, more key nodes than the graph can have, and eviction without scores."""
         if evict == "score" and not self.scores:
