@@ -155,7 +155,7 @@ class Remember:
     ) -> tuple[tuple[DictionaryState, Ring], None]:
         (memory, ring), table = kept, self._dictionary
         read = table.read(memory, row.key)
-        memory = dictionaries.touch(memory, read.index, row.now)
+        memory = dictionaries.touch(memory, table.used(read), row.now)
         value = state_value(read.q, read.known & row.step.legal[:, 0], row.terminal)
         discount = jnp.where(row.terminal, 0.0, gamma)
         about = (row.key_tm1, row.extra["hashed"])

@@ -127,6 +127,11 @@ class Writer:
         config: Any = self.memory  # the table is of its kind
         return config.read(memory, query)
 
+    def used(self, read: Read | GraphRead) -> Array:
+        """The entries of a read that count as used, for `row`."""
+        config: Any = self.memory  # the table is of its kind
+        return config.used(read)
+
     def see(
         self, memory: Table, stream: Stream, step: Step, key: Float[Array, "row env dim"], clock: Clock
     ) -> tuple[Table, Stream]:

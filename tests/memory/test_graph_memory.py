@@ -226,6 +226,17 @@ def test_reads_skip_the_terminal_node_and_unknown_values() -> None:
     assert np.isinf(got.distance[0, 2])
 
 
+def test_what_is_beyond_reach_is_not_used() -> None:
+    """Nodes at 0 and 1; a query at 0.4 reads neither, and the one that was used earlier is still the next to go."""
+    config = Graph(3, neighbors=1, reach=0.1)
+    memory, node = config.insert(config.empty(1, 1), jnp.array([[0.0]]), jnp.int32(1), jnp.array([True]))
+    memory, _ = config.insert(memory, jnp.array([[1.0]]), jnp.int32(2), jnp.array([True]))
+    for time, query in ((3, 0.4), (4, 1.0)):
+        memory = graph.touch(memory, config.used(read(config, memory, jnp.array([[query]]))), jnp.int32(time))
+    memory, new = config.insert(memory, jnp.array([[2.0]]), jnp.int32(5), jnp.array([True]))
+    assert int(new.node[0]) == int(node.node[0]) and memory.last_use.tolist() == [0, 5, 4]
+
+
 def test_keys_move_slowly_and_values_fast() -> None:
     config = Graph(16, neighbors=1, merge=2.0, key_rate=0.1, value_rate=0.5)
     on = jnp.array([True])
