@@ -111,12 +111,13 @@ PRESETS["nec_atari"] = Episodic(
     learn=Learn(optimiser=Optimiser("rmsprop", lr=1e-5, rms_decay=0.95, eps=0.01), capacity=100_000, steps=4),
     collect=_atari,
 )
-# Graphs: one table of nodes for all actions, keys are random projections, n-step targets as above.
+# Graphs: one table of nodes for all actions, keys are random projections. Values start at n-step targets, as above,
+# and then follow the values of the next nodes.
 _gq_atari = Episodic(
     memory="graph",
     graph=Graph(capacity=100_000, edges_per_node=8, neighbors=11, value_rate=0.1),
     encoder=Encoder("random", dim=64),
-    write=Write(n=100, drain=1),
+    write=Write(n=100, drain=1, later="one_step"),
     acting=_explore,
     collect=_atari,
 )
@@ -135,7 +136,7 @@ PRESETS["gbmr_framework"] = Episodic(
     memory="graph",
     graph=Graph(capacity=16_384, edges_per_node=8, neighbors=11, merge=0.5, key_rate=0.1, value_rate=0.5),
     encoder=Encoder("vae", dim=32, vae=Vae(kl=1e-2, value=1.0)),
-    write=Write(n=16, drain=2),
+    write=Write(n=16, drain=2, later="one_step"),
     actor=MemoryActor("fused"),
     abstract=Abstract("gnn", nodes=16, gnn=Gnn(steps=8)),
     reconstruct=Reconstruct("key_paths", every=16, paths=32, length=32),

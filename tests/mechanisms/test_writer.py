@@ -91,3 +91,13 @@ def test_a_first_row_at_the_end_of_a_rollout_is_one_visit() -> None:
     _, table, _ = written(GRAPH, Write(), ends, rows_of(Row(C, 2, first=True), Row(D), memory=GRAPH))
     assert edges_of(table) == {(A, 0, -1), (C, 2, D)}
     assert sorted(np.asarray(table.visits)[np.asarray(table.filled)].tolist()) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("later", "value"), [("n_step", 2.25), ("one_step", 2.5)])
+def test_a_known_value_follows_the_next_node(later: Any, value: float) -> None:
+    """A leads to B, which is worth 4 by one action and 2 by another; then to D, which has no value yet."""
+    rows = [Row(A, first=True), Row(B), Row(C), Row(D, 0, 8.0, 0.0, last=True)]
+    rows += [Row(A, first=True), Row(B, 1), Row(D, 0, 2.0, 0.0, last=True)]
+    rows += [Row(A, first=True), Row(D), Row(C, 0, 6.0, 0.0, last=True)]
+    found, _, _ = written(GRAPH, Write(n=3, drain=3, later=later), rows_of(*rows, memory=GRAPH))
+    assert found == {(A, 0): value, (B, 0): 4.0, (C, 0): 8.0, (B, 1): 2.0, (D, 0): 6.0}
