@@ -182,7 +182,7 @@ class Episodic:
         query = self.encoder(spec, policy.encoder, step.obs)
         read = self._writer.read(policy.memory, query)
         # The env axis leads: a dictionary's index is [table, env, k].
-        extra = {"read": jnp.moveaxis(read.index, -2, 0)}
+        extra = {"read": jnp.moveaxis(self._writer.used(read), -2, 0)}
         if self.actor.learns:
             now = replace(step, obs=seen(query, read), state=jnp.zeros((*step.first.shape, 0)))
             about = (policy.actor, carry, now, clock, key)

@@ -38,12 +38,13 @@ _q = Episodic(
 PRESETS["q"] = _q
 
 # -- dictionaries ---------------------------------------------------------------------------------------------------
-# MFEC (Blundell et al. 2016): the best return so far of every state and action, keys are random projections.
+# MFEC (Blundell et al. 2016): the best return so far of every state and action, keys are random projections. Returns
+# are sums of rewards: a value that was bootstrapped too high would stay. What comes after 1000 of them weighs 4e-5.
 PRESETS["mfec"] = Episodic(
     memory="dictionary",
     dictionary=Dictionary(capacity=10_000, neighbors=11, update="max"),
     encoder=Encoder("random", dim=64),
-    write=Write(n=100, drain=4),
+    write=Write(n=1000, drain=4, bootstrap=False),
     acting=Act(Schedule(1.0, 0.005, steps=5_000)),
     collect=Collect(envs=4, length=4),
 )
@@ -97,7 +98,7 @@ PRESETS["mfec_atari"] = Episodic(
     memory="dictionary",
     dictionary=Dictionary(capacity=100_000, neighbors=11, update="max"),
     encoder=Encoder("random", dim=64),
-    write=Write(n=100, drain=1),
+    write=Write(n=1000, drain=1, bootstrap=False),
     acting=replace(_explore, epsilon=Schedule(1.0, 0.005, steps=100_000)),
     collect=_atari,
 )
@@ -111,12 +112,13 @@ PRESETS["nec_atari"] = Episodic(
     learn=Learn(optimiser=Optimiser("rmsprop", lr=1e-5, rms_decay=0.95, eps=0.01), capacity=100_000, steps=4),
     collect=_atari,
 )
-# Graphs: one table of nodes for all actions, keys are random projections, n-step targets as above.
+# Graphs: one table of nodes for all actions, keys are random projections. Values start at n-step targets, as above,
+# and then follow the values of the next nodes.
 _gq_atari = Episodic(
     memory="graph",
     graph=Graph(capacity=100_000, edges_per_node=8, neighbors=11, value_rate=0.1),
     encoder=Encoder("random", dim=64),
-    write=Write(n=100, drain=1),
+    write=Write(n=100, drain=1, later="one_step"),
     acting=_explore,
     collect=_atari,
 )
@@ -135,7 +137,7 @@ PRESETS["gbmr_framework"] = Episodic(
     memory="graph",
     graph=Graph(capacity=16_384, edges_per_node=8, neighbors=11, merge=0.5, key_rate=0.1, value_rate=0.5),
     encoder=Encoder("vae", dim=32, vae=Vae(kl=1e-2, value=1.0)),
-    write=Write(n=16, drain=2),
+    write=Write(n=16, drain=2, later="one_step"),
     actor=MemoryActor("fused"),
     abstract=Abstract("gnn", nodes=16, gnn=Gnn(steps=8)),
     reconstruct=Reconstruct("key_paths", every=16, paths=32, length=32),

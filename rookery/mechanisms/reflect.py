@@ -19,13 +19,17 @@ from jaxtyping import Array, Bool, Float, Int
 from rookery.core.errors import ConfigError
 from rookery.core.keys import stream
 from rookery.core.ranges import Count, Positive
+from rookery.core.types import where_env
 from rookery.mechanisms.gnn import Gnn, GnnState, embed
 from rookery.memory.graph import TERMINAL, GraphState, Handle, alive, live
 from rookery.ops import graph as ops
 from rookery.ops.graph import Edges
+from rookery.ops.knn import nearest
 from rookery.ops.loops import once, repeat
 
 Where = Bool[Array, "env"]
+_LLOYD = 10
+"""Steps of k-means from where it starts, which is the same at each call."""
 
 
 class Trajectories(eqx.Module):
@@ -44,10 +48,10 @@ class Trajectories(eqx.Module):
 class Abstract:
     """Which nodes of the graph are key nodes."""
 
-    method: Literal["none", "cluster", "gnn", "degree", "common"] = "none"
-    """cluster: centers of canopies of keys (GCMR). gnn: nodes that differ most from the mean of their neighborhood
-    (GBMR). degree: well connected for how often they are visited (GQSI). common: nodes that recur in the best
-    trajectories (GQIL)."""
+    method: Literal["none", "cluster", "kmeans", "gnn", "degree", "common"] = "none"
+    """cluster: centers of canopies of keys (GCMR). kmeans: the nodes nearest to centroids of keys. gnn: nodes that
+    differ most from the mean of their neighborhood (GBMR). degree: well connected for how often they are visited
+    (GQSI). common: nodes that recur in the best trajectories (GQIL)."""
     nodes: Count = 8
     """Key nodes, at most."""
     t1: Positive = 1 / 3
@@ -67,6 +71,11 @@ class Abstract:
     def scores(self) -> bool:
         """Whether key nodes are those with the highest scores."""
         return self.method in ("gnn", "degree", "common")
+
+    @property
+    def remembers(self) -> bool:
+        """Whether key nodes depend on more than the graph: on trajectories, or on a trained network."""
+        return self.method == "common" or (self.method == "gnn" and self.gnn.steps > 0)
 
     def check(self, capacity: int, evict: str) -> None:
         """Refuse thresholds in the wrong order, more key nodes than the graph can have, and eviction without scores."""
@@ -90,6 +99,19 @@ class Abstract:
 
         best = jnp.full(self.trajectories, -jnp.inf)
         return Trajectories(nodes(envs), jnp.zeros(envs, jnp.int32), jnp.zeros(envs), nodes(self.trajectories), best)
+
+    def begin(self, kept: Trajectories | None, node: Handle, first: Where) -> Trajectories | None:
+        """The trajectories where those of some environments begin anew at these nodes."""
+        if kept is None:
+            return None
+        start = where_env(first, node, jax.tree.map(lambda x: x[:, 0], kept.path))
+        path = Handle(
+            jnp.where(first[:, None], -1, kept.path.node).at[:, 0].set(start.node),
+            kept.path.generation.at[:, 0].set(start.generation),
+        )
+        return replace(
+            kept, path=path, length=jnp.where(first, 1, kept.length), returns=jnp.where(first, 0.0, kept.returns)
+        )
 
     def follow(
         self, kept: Trajectories | None, node: Handle, reward: Float[Array, "env"], first: Where, last: Where
@@ -136,6 +158,8 @@ class Abstract:
         filled = memory.filled
         if self.method == "cluster":
             return ops.canopy(memory.keys, filled, self.t1, self.t2, self.nodes).center
+        if self.method == "kmeans":
+            return _central(memory, self.nodes)
         score = self.score(memory, edges, kept, gnn)
         return ops.top_nodes(score, filled & (score > 0) if self.method == "common" else filled, self.nodes)
 
@@ -144,8 +168,8 @@ class Abstract:
     ) -> Float[Array, "node"]:
         """The scores of all nodes, of methods that have them."""
         if self.method == "degree":
-            into, out = ops.degrees(edges.next)
-            return ops.degree_score(into, out, memory.visits, jnp.maximum(memory.nodes, 1))
+            out = jnp.sum(edges.next >= 0, axis=1)
+            return ops.degree_score(memory.in_degree, out, memory.visits, jnp.maximum(memory.nodes, 1))
         if self.method == "common":
             assert kept is not None, "made by `empty`"
             return _recurrence(memory, kept)
@@ -153,14 +177,25 @@ class Abstract:
 
 
 def _recurrence(memory: GraphState, kept: Trajectories) -> Float[Array, "node"]:
-    """In how many of the best trajectories that were rewarded each node occurs."""
+    """In how many of the best trajectories each node occurs."""
     nodes = memory.norms.shape[0]
 
     def occurs(node: Array, generation: Array, score: Array) -> Array:
-        real = alive(memory, Handle(node, generation)) & (score > 0)
+        # Returns may all be negative (Pong); places that no trajectory has taken are at minus infinity.
+        real = alive(memory, Handle(node, generation)) & jnp.isfinite(score)
         return jnp.zeros(nodes).at[jnp.where(real, node, nodes)].set(1.0, mode="drop")
 
     return jnp.sum(jax.vmap(occurs)(kept.best.node, kept.best.generation, kept.best_returns), axis=0)
+
+
+def _central(memory: GraphState, clusters: int) -> Int[Array, "key"]:
+    """The node nearest to the centroid of each cluster of keys; -1 for clusters without nodes."""
+    # From nodes at equal distances in the table on, which hold what was found at different times.
+    rank = jnp.cumsum(memory.filled) - 1
+    start = jnp.searchsorted(rank, np.arange(clusters) * memory.nodes // clusters)
+    centroid, owner = ops.kmeans(memory.keys, memory.filled, memory.keys[start], _LLOYD)
+    used = jnp.any(owner[None, :] == np.arange(clusters)[:, None], axis=1)
+    return jnp.where(used, nearest(memory.keys, memory.norms, centroid, 1).index[:, 0], -1)
 
 
 def _features(memory: GraphState, edges: Edges) -> tuple[Float[Array, "node n"], Int[Array, "node slot"]]:

@@ -135,13 +135,16 @@ class Remember:
         memory, waiting = kept.memory, kept.waiting
         if isinstance(memory, GraphState):
             assert isinstance(waiting, Trail), "made by `init`"
+            # An episode that begins where none had ended (a run was resumed with fresh ones) has a trail of its own.
+            waiting = replace(waiting, count=jnp.where(rollout.step.first[0], 0, waiting.count))
             # Every other row becomes a node when a transition leads to it.
-            there = rollout.step.discount[0, :, 0] > 0.0
+            there = ~rollout.step.last[0] | (rollout.step.discount[0, :, 0] > 0.0)
             memory, node = self._graph.insert(memory, keys[0], rows.now[0], there)
             (memory, waiting, _), _ = jax.lax.scan(partial(self._graph_row, gamma), (memory, waiting, node), rows)
             entries = memory.nodes
         else:
             assert isinstance(waiting, Ring), "made by `init`"
+            waiting = pending.forget(waiting, rollout.step.first[0])
             (memory, waiting), _ = jax.lax.scan(partial(self._best_row, gamma), (memory, waiting), rows)
             entries = memory.count[0]
         found = {"remember/entries": entries, "remember/evictions": memory.evictions}
@@ -152,7 +155,7 @@ class Remember:
     ) -> tuple[tuple[DictionaryState, Ring], None]:
         (memory, ring), table = kept, self._dictionary
         read = table.read(memory, row.key)
-        memory = dictionaries.touch(memory, read.index, row.now)
+        memory = dictionaries.touch(memory, table.used(read), row.now)
         value = state_value(read.q, read.known & row.step.legal[:, 0], row.terminal)
         discount = jnp.where(row.terminal, 0.0, gamma)
         about = (row.key_tm1, row.extra["hashed"])
@@ -165,7 +168,8 @@ class Remember:
         self, gamma: float, kept: tuple[GraphState, Trail, Handle], row: Transition
     ) -> tuple[tuple[GraphState, Trail, Handle], None]:
         (memory, trail, node_tm1), table = kept, self._graph
-        memory, node = table.insert(memory, row.key, row.now, ~row.terminal)
+        # A lost life ends a return, not the game: its row is a state like any other.
+        memory, node = table.insert(memory, row.key, row.now, ~(row.terminal & row.step.last))
         memory = table.connect(memory, node_tm1, Moves(row.action, row.reward, row.terminal, row.filled), node)
         known = (memory.q_visits[node.node] > 0) & row.step.legal[:, 0]
         target = row.reward + gamma * state_value(memory.q[node.node], known, row.terminal)

@@ -20,12 +20,12 @@ from rookery.memory import examples, pending
 from rookery.memory import graph as graphs
 from rookery.memory.dictionary import Dictionary, DictionaryState, Read, Rows
 from rookery.memory.examples import Examples
-from rookery.memory.graph import Graph, GraphRead, GraphState, Handle, Moves
+from rookery.memory.graph import Graph, GraphRead, GraphState, Handle, Moves, alive
 from rookery.memory.pending import Due, Ring
 from rookery.memory.slots import fingerprint
 from rookery.memory.transition import Transition
 from rookery.ops.graph import state_value
-from rookery.ops.loops import once, repeat
+from rookery.ops.loops import once, repeat, widest
 
 Table = DictionaryState | GraphState
 
@@ -48,6 +48,15 @@ class Values(eqx.Module):
     known: Bool[Array, "*b action"]
 
 
+class After(eqx.Module):
+    """What an action led to."""
+
+    node: Handle
+    reward: Float[Array, "*b"]
+    discount: Float[Array, "*b"]
+    """gamma, or 0 where it ended the return."""
+
+
 class Kept(eqx.Module):
     """What waits with a transition for its target; None where the memory does not need it."""
 
@@ -59,6 +68,8 @@ class Kept(eqx.Module):
     """Dictionaries: the fingerprint of its observation."""
     row: Int[Array, "*b"] | None
     """Trained encoders: where its observation is among the examples."""
+    after: After | None = None
+    """Graphs with one-step targets: what a known value is bootstrapped from."""
 
 
 class Stream(eqx.Module):
@@ -86,6 +97,9 @@ class Write:
     follow in the next steps. n or more: all at once."""
     first: Literal["target", "reward", "zero"] = "target"
     """What an action value starts at: its first target, its first n rewards, or 0 (then it moves to its target)."""
+    later: Literal["n_step", "one_step"] = "n_step"
+    """What a known action value of a graph moves to. n_step: the n-step target, as at first. one_step: the reward and
+    the value of the next node, where that is known."""
     bootstrap: bool = True
     """Bootstrap targets that end before the episode does; off: they are sums of n rewards (MFEC with a large n)."""
 
@@ -112,7 +126,9 @@ class Writer:
         row = None if store is None else jnp.zeros(envs, jnp.int32)
         memory = self.memory.empty(dim, actions)
         if isinstance(self.memory, Graph):
-            kept, node = Kept(graphs.nowhere(envs), None, None, row), graphs.nowhere(envs)
+            node = graphs.nowhere(envs)
+            after = After(node, jnp.zeros(envs), jnp.zeros(envs)) if self.write.later == "one_step" else None
+            kept = Kept(node, None, None, row, after)
             trajectories, priority = self.abstract.empty(envs), self.reconstruct.priorities(self.memory.capacity)
             network = self.abstract.network(dim + 1, key)
             reflection = Reflection(graphs.nowhere(envs), trajectories, priority, jnp.int32(0), network)
@@ -127,32 +143,50 @@ class Writer:
         config: Any = self.memory  # the table is of its kind
         return config.read(memory, query)
 
+    def used(self, read: Read | GraphRead) -> Array:
+        """The entries of a read that count as used, for `row`."""
+        config: Any = self.memory  # the table is of its kind
+        return config.used(read)
+
     def see(
         self, memory: Table, stream: Stream, step: Step, key: Float[Array, "row env dim"], clock: Clock
     ) -> tuple[Table, Stream]:
-        """What the rows of a rollout leave before its transitions are written: frames, and the run's first nodes."""
+        """What the rows of a rollout leave before its transitions are written: frames, and nodes of episodes that
+        begin where none had ended, which are the run's first ones, and those after a resume that could not go on."""
+        # Where the row was seen before, all rows of the episode before it are complete.
+        stream = replace(stream, ring=pending.forget(stream.ring, step.first[0]))
+        now = clock.iteration * (key.shape[0] - 1)
         if stream.store is not None:
-            now = clock.iteration * (key.shape[0] - 1)
             stream = replace(stream, store=examples.see(stream.store, step.obs, step.first, now))
         if isinstance(memory, GraphState):
-            return self._open(memory, stream, key[0], clock.iteration)
+            return self._open(memory, stream, key[0], step.first[0], now)
         return memory, stream
 
     def _open(
-        self, memory: GraphState, stream: Stream, key: Float[Array, "env dim"], iteration: Int[Array, ""]
+        self,
+        memory: GraphState,
+        stream: Stream,
+        key: Float[Array, "env dim"],
+        first: Bool[Array, "env"],
+        now: Int[Array, ""],
     ) -> tuple[GraphState, Stream]:
-        """The run's first rows become nodes; every other row does when a transition leads to it."""
-        config, reflection = self.memory, stream.reflection
-        assert isinstance(config, Graph) and reflection is not None and stream.node is not None, "made by `init`"
+        """First rows that no transition has led to become nodes; every other row does when one leads to it."""
+        config, reflection, node = self.memory, stream.reflection, stream.node
+        assert isinstance(config, Graph) and reflection is not None and node is not None, "made by `init`"
+        start = reflection.start
+        seen = (node.node == start.node) & (node.generation == start.generation)
+        opens = first & (~seen | (now == 0))
 
-        def insert(_: Array, now: tuple[GraphState, Handle]) -> tuple[GraphState, Handle]:
-            return config.insert(now[0], key, jnp.int32(0), jnp.ones(key.shape[0], bool))
+        def insert(_: Array, state: tuple[GraphState, Handle]) -> tuple[GraphState, Handle]:
+            memory, new = config.insert(state[0], key, now, opens)
+            return memory, where_env(opens, new, state[1])
 
-        # A loop of no or one round: a branch would copy the graph.
-        opens = iteration == 0
-        memory, node = repeat(jnp.where(opens, 1, 0), insert, (memory, stream.node))
-        start = where_env(jnp.broadcast_to(opens, key.shape[:1]), node, reflection.start)
-        return memory, replace(stream, node=node, reflection=replace(reflection, start=start))
+        # A loop of no or one round: a branch would copy the graph. Members insert together, or none does.
+        rounds = widest(jnp.any(opens).astype(jnp.int32))
+        memory, node = repeat(rounds, insert, (memory, node))
+        trajectories = self.abstract.begin(reflection.trajectories, node, opens)
+        reflection = replace(reflection, start=where_env(opens, node, start), trajectories=trajectories)
+        return memory, replace(stream, node=node, reflection=reflection)
 
     def transitions(self, rollout: Rollout, keys: Float[Array, "row env dim"], clock: Clock) -> Transition:
         """What `row` takes one after the other: the transitions of a rollout whose rows have these keys."""
@@ -196,14 +230,20 @@ class Writer:
         moves = Moves(row.action, row.reward, row.terminal, row.filled)
         memory = config.connect(memory, node_tm1, moves, node)
         read = config.read(memory, row.key)
-        ring, due = self._due(stream, row, Kept(node_tm1, None, None, None), read)
+        after = None
+        if self.write.later == "one_step":
+            after = After(node, row.reward, jnp.where(row.terminal, 0.0, self.gamma))
+        ring, due = self._due(stream, row, Kept(node_tm1, None, None, None, after), read)
         at = due.kept.node
         before = once(lambda graph=memory: _value_of(graph, at), memory.merges)
         if reflection.priority is not None:
             # A write that does not depend on what was read before it makes XLA copy the table.
             due = replace(due, target=jnp.where(jnp.isnan(before), jnp.nan, due.target))
         first = self._first(due, config.value_rate)
-        memory = config.learn(memory, at, due.action, due.target, due.where, first)
+        target = due.target
+        if after is not None:
+            target = once(lambda graph=memory, due=due: _later(graph, due), memory.merges)
+        memory = config.learn(memory, at, due.action, target, due.where, first)
         change = jnp.where(due.where, jnp.abs(_value_of(memory, at) - before), 0.0)
         priority = self.reconstruct.notice(reflection.priority, memory, at, change, self.gamma)
         opens, closes = row.step.first, row.step.last & row.filled
@@ -248,6 +288,15 @@ class Writer:
         if stream.reflection is not None and stream.reflection.gnn is not None:
             counts["gnn_loss"] = stream.reflection.gnn.loss
         return Mean.of_each(counts)
+
+
+def _later(memory: GraphState, due: Due) -> Float[Array, "row"]:
+    """Targets that are one-step where the action value is known, and what it leads to as well."""
+    after, visits = due.kept.after, memory.q_visits
+    ends, to = after.discount == 0.0, after.node.node
+    leads = ends | (alive(memory, after.node) & jnp.any(visits[to] > 0, axis=-1))
+    value = jnp.where(ends, 0.0, after.discount * state_value(memory.q[to], visits[to] > 0, ends))
+    return jnp.where((visits[due.kept.node.node, due.action] > 0) & leads, after.reward + value, due.target)
 
 
 def _value_of(memory: GraphState, at: Handle) -> Float[Array, "row"]:

@@ -163,6 +163,10 @@ class Dictionary:
 
         return once(look, memory.merges)
 
+    def used(self, read: Read) -> Int[Array, "table query k"]:
+        """The entries of a read that are near enough; the capacity, which `touch` drops, in place of others."""
+        return jnp.where(read.distance <= self.reach**2, read.index, self.capacity) if self.reach else read.index
+
     def near(
         self, memory: DictionaryState, query: Float[Array, "query dim"], action: Int[Array, "query"]
     ) -> tuple[Address, Entries]:
@@ -279,7 +283,7 @@ class Dictionary:
 def touch(memory: DictionaryState, index: Int[Array, "table query k"], now: Int[Array, ""]) -> DictionaryState:
     """The memory with these entries used at time `now`."""
     tables = jnp.broadcast_to(jnp.arange(index.shape[0])[:, None, None], index.shape)
-    last_use = memory.last_use.at[tables, index].set(now)
+    last_use = memory.last_use.at[tables, index].set(now, mode="drop")
     return eqx.tree_at(lambda m: m.last_use, memory, last_use)
 
 

@@ -215,6 +215,10 @@ class Graph:
 
         return once(look, memory.merges)
 
+    def used(self, read: GraphRead) -> Int[Array, "query k"]:
+        """The nodes of a read that are near enough; the capacity, which `touch` drops, in place of others."""
+        return jnp.where(read.distance <= self.reach**2, read.index, self.capacity) if self.reach else read.index
+
     def usable(
         self, memory: GraphState, index: Int[Array, "query k"], distance: Float[Array, "query k"]
     ) -> Bool[Array, "query k action"]:
@@ -355,7 +359,7 @@ def leaving(memory: GraphState, node: Int[Array, "row"]) -> tuple[Int[Array, "ro
 
 def touch(memory: GraphState, index: Int[Array, "*b"], now: Int[Array, ""]) -> GraphState:
     """The graph with these nodes used at time `now`."""
-    return eqx.tree_at(lambda m: m.last_use, memory, memory.last_use.at[index].set(now))
+    return eqx.tree_at(lambda m: m.last_use, memory, memory.last_use.at[index].set(now, mode="drop"))
 
 
 def nowhere(rows: int) -> Handle:

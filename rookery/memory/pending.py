@@ -114,6 +114,11 @@ def step(ring: Ring, row: Row, now: Int[Array, ""], drain: int) -> tuple[Ring, D
     return Ring(kept, action, total, tail, discount, open_, waits), due
 
 
+def forget(ring: Ring, env: Bool[Array, "env"]) -> Ring:
+    """The ring without the open rows of these environments: their episodes will not go on."""
+    return eqx.tree_at(lambda r: (r.open, r.waits), ring, (ring.open & ~env, ring.waits & ~(ring.open & env)))
+
+
 def _oldest(ready: Bool[Array, "n env"], slot: Int[Array, ""], drain: int) -> Int[Array, "drain env"]:
     """Slots of the oldest ready rows of each environment; n where there are fewer."""
     n = ready.shape[0]

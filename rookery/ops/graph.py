@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.ops.loops import once, repeat
+from rookery.ops.loops import once, repeat, settle
 
 FAR = 1 << 30
 """Distance of what cannot be reached."""
@@ -128,13 +128,6 @@ def top_nodes(score: Float[Array, "node"], filled: Bool[Array, "node"], k: int) 
     return jnp.where(jnp.isneginf(best), -1, node)
 
 
-def degrees(next: Int[Array, "node slot"]) -> tuple[Int[Array, "node"], Int[Array, "node"]]:
-    """In-degree and out-degree of each node."""
-    n = next.shape[0]
-    into = jax.lax.full((n,), 0, jnp.int32).at[jnp.where(next >= 0, next, n).reshape(-1)].add(1, mode="drop")
-    return into, jnp.sum(next >= 0, axis=1)
-
-
 def degree_score(
     into: Int[Array, "node"], out: Int[Array, "node"], visits: Int[Array, "node"], nodes: Int[Array, ""]
 ) -> Float[Array, "node"]:
@@ -159,7 +152,7 @@ def distances_to(next: Int[Array, "node slot"], target: Int[Array, "target"], sw
 
         return repeat(next.shape[1], relax, distance)
 
-    return jnp.minimum(repeat(sweeps, sweep, start), FAR).T
+    return jnp.minimum(settle(sweeps, sweep, start), FAR).T
 
 
 def distances_from(
@@ -175,7 +168,7 @@ def distances_from(
 
         return repeat(next.shape[1], relax, distance)
 
-    return jnp.minimum(repeat(sweeps, sweep, _start(n, source)), FAR).T
+    return jnp.minimum(settle(sweeps, sweep, _start(n, source)), FAR).T
 
 
 def _start(n: int, at: Int[Array, "source"]) -> Int[Array, "node source"]:

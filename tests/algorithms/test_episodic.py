@@ -66,6 +66,12 @@ def row(reward: float, value: float = 0.0, terminal: int = 0, last: int = 0, fil
 RESET = row(0.0, 100.0, filled=0)
 
 
+def test_a_lost_life_ends_targets_and_not_the_episode() -> None:
+    """n = 3: nothing that comes after the lost life counts for what was before it."""
+    written = stream_of([row(1.0, 8.0), row(2.0, 16.0, terminal=1), row(4.0, 8.0), row(8.0, 4.0, last=1)], n=3, drain=3)
+    assert written == [(2, 0, 1 + 2 / 2), (3, 1, 2.0), (3, 2, 4 + 8 / 2 + 4 / 4), (3, 3, 8 + 4 / 2)]
+
+
 def test_targets_of_a_stream_by_hand() -> None:
     """n = 2, gamma 1/2: an episode that terminates, and one that is cut."""
     rows = [row(1.0, 8.0), row(2.0, 16.0), row(4.0, 99.0, terminal=1, last=1), RESET]

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small import hasty_jit
+from streams import Row, rollout
 
 from rookery.algorithms.q import Q
 from rookery.core.errors import ConfigError
 from rookery.core.registry import PRESETS, TASKS
-from rookery.core.types import Clock, Collect, Rollout, Step
+from rookery.core.types import Clock, Collect, Rollout
 from rookery.mechanisms.remember import Remember
 from rookery.nets.optimiser import Schedule
 from rookery.tasks.compiled.maze import Maze
@@ -33,42 +34,27 @@ EPISODES = [[(A, 0, 0.0), (B, 0, 0.0)], [(C, 0, 0.0), (B, 1, 1.0)], [(A, 0, 0.0)
 
 def stream_of(episodes: list[list[tuple[int, int, float]]]) -> Rollout:
     """The episodes one after the other, in one environment."""
-    rows: list[tuple[int, float, float, bool, bool]] = []
-    actions, filled = [], []
+    rows: list[Row] = []
     for episode in episodes:
-        rows.append((episode[0][0], 0.0, 1.0, True, False))
-        for i, (_, action, reward) in enumerate(episode):
-            last = i + 1 == len(episode)
-            rows.append((END if last else episode[i + 1][0], reward, 0.0 if last else 1.0, False, last))
-            actions += [action, 0] if last else [action]
-            filled += [True, False] if last else [True]
-    state, reward, discount, first, last = (np.array(column) for column in zip(*rows, strict=True))
-    n, pair = len(rows), (len(rows), 1, 1)
-    step = Step(
-        obs=jnp.eye(4)[state].reshape(n, 1, 1, 4),
-        state=jnp.zeros((n, 1, 0)),
-        legal=jnp.ones((n, 1, 1, 4), bool),
-        alive=jnp.ones(pair, bool),
-        reward=jnp.asarray(reward, jnp.float32).reshape(pair),
-        discount=jnp.asarray(discount, jnp.float32).reshape(pair),
-        first=jnp.asarray(first).reshape(n, 1),
-        last=jnp.asarray(last).reshape(n, 1),
-        success=jnp.zeros((n, 1)),
-    )
-    actions = jnp.array(actions[:-1], jnp.int32).reshape(-1, 1, 1)
-    return Rollout(step, actions, {}, (), jnp.array(filled[:-1]).reshape(-1, 1))
+        reward = 0.0
+        for i, (state, action, brings) in enumerate(episode):
+            rows.append(Row(state, action, reward, first=i == 0))
+            reward = brings
+        rows.append(Row(END, 0, reward, 0.0, last=True))
+    return rollout(rows)
 
 
-def remembered(config: Remember) -> tuple[Any, dict[tuple[int, int], float]]:
-    """The memory after the episodes, and the value of each state and action that it knows."""
-    rollout, clock = stream_of(EPISODES), Clock(jnp.int32(0), jnp.uint32(0), jnp.float32(100))
+def remembered(config: Remember, *rollouts: Rollout) -> tuple[Any, dict[tuple[int, int], float]]:
+    """The memory after these rollouts, and the value of each state and action that it knows."""
     pairs = [(state, action) for state in (A, B, C) for action in range(4)]
     state, action = (jnp.array(x) for x in zip(*pairs, strict=True))
-    asked = jax.tree.map(lambda x: jnp.repeat(x[:2], len(pairs), axis=1), rollout.step)
+    asked = jax.tree.map(lambda x: jnp.repeat(x[:2], len(pairs), axis=1), rollouts[0].step)
     asked = replace(asked, obs=jnp.eye(4)[jnp.stack([state, state])][:, :, None])
 
     def build() -> Any:
-        kept, _ = config.write(SPEC, config.init(SPEC, 1, jax.random.PRNGKey(0)), rollout, GAMMA, clock)
+        kept = config.init(SPEC, 1, jax.random.PRNGKey(0))
+        for i, each in enumerate(rollouts):
+            kept, _ = config.write(SPEC, kept, each, GAMMA, Clock(jnp.int32(i), jnp.uint32(0), jnp.float32(100)))
         # Far from all values, so that none of them looks as if it were not known.
         q, valid = jnp.full((1, len(pairs), 1), -10.0), jnp.ones((1, len(pairs), 1), bool)
         return kept, *config.penalty(SPEC, kept, asked, action.reshape(1, -1, 1), q, valid)
@@ -82,17 +68,27 @@ def remembered(config: Remember) -> tuple[Any, dict[tuple[int, int], float]]:
 
 
 def test_the_best_return_is_remembered() -> None:
-    kept, found = remembered(Remember("best", weight=0.3, capacity=16, dim=8, length=8))
+    kept, found = remembered(Remember("best", weight=0.3, capacity=16, dim=8, length=8), stream_of(EPISODES))
     assert found == {(A, 0): 0.0, (B, 0): 0.0, (B, 1): 1.0, (C, 0): GAMMA, (C, 2): 0.0}
     assert int(kept.memory.count[0]) == 3 and int(kept.memory.evictions) == 0
 
 
 def test_a_graph_joins_what_episodes_found() -> None:
     """No episode went from A to the reward; the third propagates what the second found at B."""
-    kept, found = remembered(Remember("graph", weight=0.3, capacity=16, dim=8, length=8))
+    kept, found = remembered(Remember("graph", weight=0.3, capacity=16, dim=8, length=8), stream_of(EPISODES))
     # C, 2 led three times back to C, whose best value is gamma, and once to the end.
     assert found == {(A, 0): GAMMA, (B, 0): 0.0, (B, 1): 1.0, (C, 0): GAMMA, (C, 2): 3 / 4 * GAMMA**2}
     assert int(kept.memory.nodes) == 3
+
+
+@pytest.mark.parametrize("kind", ["best", "graph"])
+def test_a_lost_life_ends_a_return_and_not_the_stream(kind: Any) -> None:
+    """A leads to B, where a life is lost; the game goes on from there to its reward, in one rollout or in two."""
+    rows = [Row(A, first=True), Row(B, 1, discount=0.0), Row(C), Row(END, 0, 1.0, 0.0, last=True)]
+    whole, parts = [rollout(rows)], [rollout(rows[:2]), rollout(rows[1:])]
+    for rollouts in (whole, parts):
+        _, found = remembered(Remember(kind, weight=0.3, capacity=16, dim=8, length=4), *rollouts)
+        assert found == {(A, 0): 0.0, (B, 1): GAMMA, (C, 0): 1.0}
 
 
 def small(preset: str, **changes: Any) -> Q:

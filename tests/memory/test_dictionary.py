@@ -163,6 +163,15 @@ def test_reads_are_kernel_means_of_the_nearest(seed: int, tables: Any) -> None:
             np.testing.assert_allclose(got.q[b, a], want, rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_beyond_reach_is_not_used() -> None:
+    """Entries at 0 and 1; a query at 0.95 reads the second, one at 0.4 none."""
+    config = Dictionary(16, "shared", neighbors=2, reach=0.1)
+    rows = Rows(jnp.array([[0.0], [1.0]]), jnp.zeros(2, jnp.int32), jnp.zeros(2), jnp.ones(2, bool))
+    memory, _ = write(config, config.empty(1, 1), rows, jnp.int32(1))
+    used = config.used(read(config, memory, jnp.array([[0.95], [0.4]])))
+    assert dictionary.touch(memory, used, jnp.int32(7)).last_use[0, :3].tolist() == [1, 7, 0]
+
+
 def test_hashes_match_where_keys_have_drifted() -> None:
     """The key was learned since; the observation's hash still finds it."""
     config = Dictionary(16, "shared", neighbors=1, rate=0.5)

@@ -19,6 +19,8 @@ from rookery.app import cli
 from rookery.core.errors import RunError
 from rookery.core.registry import PRESETS, TASKS
 from rookery.mechanisms.encode import Encoder
+from rookery.mechanisms.gnn import Gnn
+from rookery.memory.graph import live
 from rookery.studies import report, results
 from rookery.studies.pictures import draw, hyper, memory, moment, picture_of
 from rookery.studies.plan import Compare
@@ -93,6 +95,18 @@ def test_paths_are_the_shortest_between_key_nodes(runs: Callable[[str], Run]) ->
         lengths = nx.single_source_shortest_path_length(graph, source)
         wanted = {(source, b, lengths[b]) for b in (*nodes.key_nodes, -1) if 0 < lengths.get(b, 0) <= 8}
         assert wanted <= found
+
+
+def test_key_nodes_of_a_trained_network_are_its_own(runs: Callable[[str], Run]) -> None:
+    """Without the network, which a policy has not, there are none: other nodes would be shown."""
+    now = moment.at(runs("maze"), "last", 1)
+    algo, table = replace(GBMR, abstract=replace(GBMR.abstract, gnn=Gnn(steps=1, dim=4))), now.policy.memory
+    state = algo.init(MAZE.spec, jax.random.PRNGKey(0))
+    shown = memory.key_nodes(algo, table, replace(now, state=state))
+    chosen = np.asarray(algo.abstract.key_nodes(table, live(table), None, state.reflection.gnn))
+    np.testing.assert_array_equal(shown, chosen[chosen >= 0])
+    assert shown.tolist() != memory.key_nodes(GBMR, table, now).tolist()
+    assert len(memory.key_nodes(algo, table, now)) == 0
 
 
 def test_what_is_read_is_what_acting_reads(runs: Callable[[str], Run]) -> None:

@@ -100,10 +100,10 @@ def _entries(memory: DictionaryState) -> Nodes:
 def key_nodes(algo: Episodic, memory: GraphState, moment: Moment) -> Int[np.ndarray, "key"]:
     """Slots of the key nodes of a graph; none where nobody chooses them, or what chooses them was not kept."""
     reflection = None if moment.state is None else moment.state.reflection
-    trajectories = None if reflection is None else reflection.trajectories
-    if algo.abstract.method == "none" or (algo.abstract.method == "common" and trajectories is None):
+    if algo.abstract.method == "none" or (algo.abstract.remembers and reflection is None):
         return np.zeros(0, int)
-    chosen = np.asarray(jit(lambda m, t: algo.abstract.key_nodes(m, live(m), t))(memory, trajectories))
+    about = (None, None) if reflection is None else (reflection.trajectories, reflection.gnn)
+    chosen = np.asarray(jit(lambda m, t, g: algo.abstract.key_nodes(m, live(m), t, g))(memory, *about))
     return chosen[chosen >= 0]
 
 
