@@ -114,6 +114,7 @@ class Eval(Imports):
         """Run the command."""
         if self.episodes < 1:
             raise ConfigError(f"--episodes must be at least 1, got {self.episodes}.")
+        from rookery.training.failures import told
         from rookery.training.folder import resolve
         from rookery.training.train import evaluate_run
 
@@ -124,12 +125,14 @@ class Eval(Imports):
             ours, theirs = (resolve(run, self.out).path for run in (self.run, self.against))
             print_rows(cross_play(ours, theirs, self.episodes), self.json)
             return 0
-        frame = evaluate_run(resolve(self.run, self.out).path, self.episodes, self.checkpoint, self.actions)
+        folder = resolve(self.run, self.out)
+        frame = evaluate_run(folder.path, self.episodes, self.checkpoint, self.actions)
+        left_out = [f"left out: {text}" for text in told(folder)]
         if self.json:
             print(json.dumps({"members": member_means(frame).to_dicts(), "scores": score_rows(frame)}, indent=2))
         else:
             print(f"{self.checkpoint} policy, {self.episodes} episodes of each seed ({self.actions} actions)")
-            print("\n".join([*score_lines(frame), f"low, high: {INTERVAL}"]))
+            print("\n".join([*score_lines(frame), f"low, high: {INTERVAL}", *left_out]))
         return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from jaxtyping import Float
 
 from rookery.core.config import format_value
 from rookery.core.errors import ConfigError
@@ -164,12 +165,15 @@ def _improvement(results: Results) -> Table:
     return Table("improvement", "Probability of improvement", note, columns, tuple(rows))
 
 
+def _middle(curves: Float[np.ndarray, "member point"]) -> Float[np.ndarray, "point"]:
+    """IQM over seeds as far as all of them have come; NaN from there on, which would count as the best seed."""
+    return np.where(np.isfinite(curves).all(axis=0), stats.iqm(curves.T), np.nan)
+
+
 def _plot(results: Results, task: str, width: int = 72, height: int = 16) -> str:
     """Learning curves (IQM over seeds), a mark for each algorithm."""
     cells = [results.cells[label, task] for label in results.labels if (label, task) in results.cells]
-    curves = [
-        (_MARKS[i % len(_MARKS)], cell.label, cell.steps, stats.iqm(cell.curves.T)) for i, cell in enumerate(cells)
-    ]
+    curves = [(_MARKS[i % len(_MARKS)], cell.label, cell.steps, _middle(cell.curves)) for i, cell in enumerate(cells)]
     every = np.concatenate([curve[np.isfinite(curve)] for *_, curve in curves])
     low, high = float(every.min()), float(every.max())
     most = max(float(steps[-1]) for _, _, steps, _ in curves)

@@ -57,7 +57,7 @@ def _marl_eval(folders: Sequence[RunFolder], to: Path) -> None:
     data: dict[str, Any] = {}
     runs = open_runs(folders)
     for folder in folders:
-        members = runs.members.filter(pl.col("run") == folder.name).rows(named=True)
+        members = runs.alive.filter(pl.col("run") == folder.name).rows(named=True)
         evaluations, final, clock = folder.evaluations(), folder.final(), _clock(folder)
         for member in members:
             environment, _, task = member["task"].partition("/")

@@ -25,6 +25,7 @@ from rookery.core.host import HostTask
 from rookery.core.registry import ALGORITHMS, TASK_FAMILIES
 from rookery.studies.plan import task_label
 from rookery.training import digest, imports
+from rookery.training.failures import Failure, failed
 from rookery.training.folder import RunFolder
 from rookery.training.state import member_infos_of_json
 
@@ -48,13 +49,21 @@ class Runs:
     """What tables of scores say of a task besides its label; by label, of tasks that have something to say."""
     frames_per_step: Mapping[str, float] = field(default_factory=dict)
     """By the task's label, where it is not 1."""
+    failed: Mapping[tuple[str, int], Failure] = field(default_factory=dict)
+    """By run and member. A failed member's rows are in no table."""
+
+    @cached_property
+    def alive(self) -> pl.DataFrame:
+        """The members that did not fail."""
+        keys = pl.DataFrame(list(self.failed), schema={"run": pl.String, "member": pl.Int64}, orient="row")
+        return self.members.join(keys, on=["run", "member"], how="anti", maintain_order="left")
 
     def scan(self, table: str) -> pl.LazyFrame:
         """A table of all runs, with the members' columns beside it."""
         rows = pl.concat([pl.LazyFrame(schema=_SCHEMAS[table]), *(shard[table] for shard in self.shards)])
         if table == "runs":
             return rows
-        return rows.join(self.members.lazy(), on=["run", "member"], how="inner", maintain_order="left")
+        return rows.join(self.alive.lazy(), on=["run", "member"], how="inner", maintain_order="left")
 
     @cached_property
     def finals(self) -> pl.DataFrame:
@@ -73,11 +82,11 @@ class Runs:
 
     def curves(self) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
         """Every member with its evaluations, one shard in memory at a time."""
-        rows = {(row["run"], row["member"]): row for row in self.members.iter_rows(named=True)}
+        rows = {(row["run"], row["member"]): row for row in self.alive.iter_rows(named=True)}
         for shard in self.shards:
             frame = shard["curves"].collect()
             for key, curve in frame.group_by(["run", "member"], maintain_order=True):
-                if key in rows:  # a comparison may leave members out
+                if key in rows:  # a comparison may leave members out, and some failed
                     yield rows[key], curve
 
 
@@ -88,7 +97,8 @@ def open_runs(folders: Sequence[RunFolder]) -> Runs:
     schema = {"run": pl.String, "member": pl.Int64, "seed": pl.Int64, "preset": pl.String, "label": pl.String}
     schema |= {"task": pl.String, "task_name": pl.String, "budget": pl.Int64}
     frame, digests = pl.DataFrame(members, schema=schema), tuple(_digests(folders))
-    return Runs(tuple(folders), frame, digests, labels.protocols, labels.frames_per_step)
+    failures = {(folder.name, member): one for folder in folders for member, one in failed(folder).items()}
+    return Runs(tuple(folders), frame, digests, labels.protocols, labels.frames_per_step, failures)
 
 
 class _Labels:

@@ -61,6 +61,8 @@ def study_results(study: Study, out: Path, scales: Mapping[str, Scale]) -> Resul
     known = {**scales, **{name: _merged(scale, scales.get(name, Scale())) for name, scale in study.scales.items()}}
     runs = open_runs(begun)
     results = collect(runs, study.compare, known, list(dict.fromkeys(runs.members["label"])))
+    if not results.cells:
+        raise RunError(f"every seed of study {study.name} that has begun in {out} failed: there are no scores.")
     notes = [f"{missing} of {len(folders)} runs have not begun."] if missing else []
     if study.compare.baseline and study.compare.baseline not in results.labels:
         known_labels = ", ".join(results.labels)
@@ -93,7 +95,7 @@ def write(results: Results, name: str, to: Path) -> Report:
 def _pictures(results: Results, folder: Path) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Pictures of what was learned by the first seed of every algorithm on every task, and what kept some away."""
     known = {run.name: run for run in results.runs.folders}
-    first = results.runs.members.unique(["label", "task"], keep="first", maintain_order=True)
+    first = results.runs.alive.unique(["label", "task"], keep="first", maintain_order=True)
     groups = [(row["label"], row["task"], known[row["run"]], row["member"]) for row in first.iter_rows(named=True)]
     drawn: list[tuple[str, str, str]] = []
     problems: list[str] = []

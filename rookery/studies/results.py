@@ -24,7 +24,7 @@ _POINTS = 101  # of a curve's grid, at most
 
 @dataclass(frozen=True)
 class Cell:
-    """One algorithm on one task; members in the order of `seeds`."""
+    """One algorithm on one task; members that did not fail, in the order of `seeds`."""
 
     label: str
     task: str

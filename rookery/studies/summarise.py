@@ -56,7 +56,7 @@ def teams_table(results: Results) -> Table:
         final = folder.final() if teams else pl.DataFrame()
         if final.is_empty():
             continue
-        rows = results.runs.members.filter(pl.col("run") == folder.name)
+        rows = results.runs.alive.filter(pl.col("run") == folder.name)
         for row in rows.iter_rows(named=True):
             chosen = (pl.col("member") == row["member"]) & (pl.col("which") == results.compare.policy)
             returns = final.filter(chosen)["returns"].to_numpy()
@@ -207,6 +207,7 @@ def warnings(results: Results) -> list[str]:
         if remark
     ]
     found += [text for task in results.tasks for text in _unfair(results, task)]
+    found += _failed(results)
     incomplete = [cell for cell in _cells(results) if len(cell.finals) < len(cell.seeds)]
     if incomplete:
         names = ", ".join(f"{cell.label} on {cell.task}" for cell in incomplete)
@@ -214,6 +215,17 @@ def warnings(results: Results) -> list[str]:
     if 0 < results.fewest < FEW:
         found.append(few_seeds(results.fewest))
     return [*found, *results.notes]
+
+
+def _failed(results: Results) -> list[str]:
+    """Scores of the seeds that are left may look better than the algorithm is."""
+    failed = results.runs.failed
+    names = [
+        f"seed {row['seed']} of {row['label']} on {row['task']} ({failed[row['run'], row['member']]})"
+        for row in results.runs.members.iter_rows(named=True)
+        if (row["run"], row["member"]) in failed
+    ]
+    return [f"Failed, and left out of all scores and curves: {'; '.join(names)}."] if names else []
 
 
 def _unfair(results: Results, task: str) -> list[str]:

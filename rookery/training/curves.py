@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rookery.core.errors import ConfigError, suggest
+from rookery.core.errors import ConfigError, RunError, suggest
 from rookery.core.stats import aggregate, iqm
 from rookery.training.digest import is_metric
+from rookery.training.failures import failed
 from rookery.training.folder import RunFolder
 from rookery.training.scores import swept_columns
 
@@ -30,8 +31,14 @@ def per_seed(folder: RunFolder, metric: str) -> pl.DataFrame:
 
 
 def over_seeds(folder: RunFolder, metric: str) -> pl.DataFrame:
-    """Columns: swept values, steps, iqm, low, high, seeds. Seeds are interpolated linearly on a common grid."""
-    rows = per_seed(folder, metric)
+    """Columns: swept values, steps, iqm, low, high, seeds. Seeds are interpolated linearly on a common grid.
+
+    Failed seeds are left out: the others' curve would end where the first of them failed.
+    """
+    every = per_seed(folder, metric)
+    rows = every.filter(~pl.col("member").is_in(list(failed(folder))))
+    if rows.is_empty():
+        raise RunError(f"every seed of {folder.path} failed. Each one's curve as far as it goes: per_seed=True.")
     swept = swept_columns(rows)
     parts = rows.group_by(swept, maintain_order=True) if swept else [((), rows)]
     frames = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,7 +12,7 @@ from rookery.core.errors import TrainingError
 from rookery.training import checkpoint
 from rookery.training.config import RunConfig
 from rookery.training.folder import RunFolder, read_json, write_json, writing
-from rookery.training.state import ChunkReport, member_infos
+from rookery.training.state import ChunkReport, MemberInfo, member_infos, member_infos_of_json
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,21 @@ class Failure:
     """The member's environment steps when a metric first was not finite."""
     metric: str
 
+    def __str__(self) -> str:
+        return f"{self.metric} is not finite at step {self.step:,}"
+
+
+def failed(folder: RunFolder) -> dict[int, Failure]:
+    """The failed members of a run. Where a score is made of the others, say so."""
+    file = folder.path / "failures.json"
+    return {entry["member"]: Failure(**entry) for entry in (read_json(file) if file.exists() else [])}
+
+
+def told(folder: RunFolder) -> list[str]:
+    """The failed members of a run in words."""
+    infos = member_infos_of_json(folder.config())
+    return [_words(infos[member], failure) for member, failure in failed(folder).items()]
+
 
 class Failures:
     """The failed members of a run, kept in its folder. A failed member's rows are left out from then on.
@@ -32,11 +46,13 @@ class Failures:
     Its arrays stay in the state, because members are one axis of one program; nothing of theirs reaches the others.
     """
 
-    def __init__(self, folder: RunFolder, config: RunConfig, steps: int) -> None:
-        """Those of a run that continues after `steps`; later ones will come again."""
-        self._folder, self._file, self._config = folder, folder.path / "failures.json", config
-        known = [Failure(**entry) for entry in _entries(self._file)]
-        self.of: dict[int, Failure] = {f.member: f for f in known if f.step <= steps}
+    def __init__(self, folder: RunFolder, config: RunConfig, steps: Sequence[int]) -> None:
+        """Those of a run that continues after `steps` of each member; later ones will come again."""
+        self._folder, self._file, self._infos = folder, folder.path / "failures.json", member_infos(config)
+        known = failed(folder)
+        self.of = {member: failure for member, failure in known.items() if failure.step <= steps[member]}
+        if len(self.of) < len(known):
+            self._write()
 
     def take_in(self, report: ChunkReport) -> list[str]:
         """Note the members that failed in this chunk; returns what to tell. Raises if none is left."""
@@ -47,9 +63,8 @@ class Failures:
                     found[member] = Failure(member, step, metric)
         self.of |= found
         if found:
-            with writing(self._file):
-                write_json(self._file, [asdict(failure) for failure in self.of.values()])
-        if len(self.of) == len(member_infos(self._config)):
+            self._write()
+        if len(self.of) == len(self._infos):
             last = max(self.of.values(), key=lambda failure: failure.step)
             raise TrainingError(
                 f"{self.words(last)} No other seed is left. {_kept(self._folder)} Try a lower learning rate or a "
@@ -59,9 +74,11 @@ class Failures:
 
     def words(self, failure: Failure) -> str:
         """A failure in a sentence."""
-        info = member_infos(self._config)[failure.member]
-        swept = "".join(f", {path}={value:g}" for path, value in info.values.items())
-        return f"seed {info.seed}{swept} failed: {failure.metric} is not finite at step {failure.step:,}."
+        return _words(self._infos[failure.member], failure)
+
+    def living(self, of_members: np.ndarray) -> np.ndarray:
+        """The entries of the members that did not fail."""
+        return np.delete(of_members, list(self.of), axis=0)
 
     def without(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows of members that did not fail."""
@@ -72,9 +89,14 @@ class Failures:
         """All failures in words."""
         return [self.words(failure) for failure in self.of.values()]
 
+    def _write(self) -> None:
+        with writing(self._file):
+            write_json(self._file, [asdict(failure) for failure in self.of.values()])
 
-def _entries(file: Path) -> list[dict[str, Any]]:
-    return read_json(file) if file.exists() else []
+
+def _words(info: MemberInfo, failure: Failure) -> str:
+    swept = "".join(f", {path}={value:g}" for path, value in info.values.items())
+    return f"seed {info.seed}{swept} failed: {failure}."
 
 
 def _kept(folder: RunFolder) -> str:

@@ -23,7 +23,7 @@ from rookery.training.check import check
 from rookery.training.compiled.compiler import use_compilation_cache
 from rookery.training.config import RunConfig
 from rookery.training.engine import Engine, Layout, claim, open_engine
-from rookery.training.failures import Failures
+from rookery.training.failures import Failures, failed
 from rookery.training.folder import Kind, Parts, RunFolder
 from rookery.training.imports import open_config
 from rookery.training.interrupt import Interrupted, Interruptions
@@ -32,7 +32,7 @@ from rookery.training.reads import refuse_unread
 from rookery.training.recover import lost, recover
 from rookery.training.run import Run
 from rookery.training.scores import Score, best, by_value, lines
-from rookery.training.state import ChunkReport, Policies, RunState, member_infos
+from rookery.training.state import ChunkReport, Policies, RunState
 
 Write = Callable[[Kind, int, pl.DataFrame], None]
 """Adds the part of a chunk to the run's folder, and to the logs."""
@@ -88,7 +88,10 @@ def resume(path: Path | str, progress: Progress | None = None, log: Sequence[str
 def evaluate_run(
     path: Path | str, episodes: int, which: str = "best", actions: Literal["own", "greedy", "sampled"] = "own"
 ) -> pl.DataFrame:
-    """Fresh episodes of a run's policies: one row per episode and member. `own`: as the run's own evaluations act."""
+    """Fresh episodes of a run's policies: one row per episode and member that did not fail.
+
+    `own`: as the run's own evaluations act.
+    """
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, not {episodes}.")
     run = Run(RunFolder(Path(path)))
@@ -97,7 +100,7 @@ def evaluate_run(
     evaluation = replace(run.config.evaluation, sampled=sampled)
     with closing(open_engine(replace(run.config, evaluation=evaluation))) as engine:
         frame = _absolute(engine, run.policies, episodes, "rookery eval")
-    return frame.filter(pl.col("which") == which).drop("which")
+    return frame.filter(pl.col("which") == which, ~pl.col("member").is_in(list(failed(run.folder)))).drop("which")
 
 
 def evaluate_fresh(config: RunConfig, episodes: int) -> pl.DataFrame:
@@ -139,7 +142,7 @@ def _train(engine: Engine, folder: RunFolder, progress: Progress, log: Sequence[
             parts.update(folder.write_part(kind, chunk, frame))
             write_log(kind, frame)
 
-        failures = Failures(folder, engine.config, int(np.asarray(state.members.steps).max()))
+        failures = Failures(folder, engine.config, np.asarray(state.members.steps).tolist())
         state = _loop(engine, folder, write, parts, failures, state, done, progress)
     _finish(engine, folder, state, parts, failures, progress)
 
@@ -162,7 +165,7 @@ def _loop(
     progress: Progress,
 ) -> RunState:
     """Chunks until every member has spent the budget; evaluations and checkpoints in between."""
-    config, members = engine.config, member_infos(engine.config)
+    config = engine.config
     taken = np.asarray(state.members.steps, np.int64)
     saved = time.monotonic()
     if done < 0:
@@ -170,22 +173,24 @@ def _loop(
     scores: list[Score] = []
     chunk = max(done, 0)
     with Interruptions(progress.message) as stop:
-        while taken.min() < config.steps:
+        while failures.living(taken).min() < config.steps:
             chunk += 1
             start = time.perf_counter()
             state, report = engine.chunk(state)
             means = _means(report)
             seconds = time.perf_counter() - start
-            for told in failures.take_in(report):
-                progress.message(told)
+            for text in failures.take_in(report):
+                progress.message(text)
             before, taken = taken, np.asarray(report.steps, np.int64)
             write("metrics", chunk, failures.without(frames.metrics(config, chunk, report, means)))
             write("timing", chunk, frames.timing(chunk, seconds, int((taken - before).sum())))
-            finished = taken.min() >= config.steps
-            if finished or _evaluations(parts) < pace.evaluations_due(config, chunk, int(taken.min())):
+            slowest = int(failures.living(taken).min())
+            finished = slowest >= config.steps
+            if finished or _evaluations(parts) < pace.evaluations_due(config, chunk, slowest):
                 state, scores = _evaluate(engine, write, failures, state, chunk, progress)
-            rate = float((taken - before).sum()) / len(members) / seconds
-            progress.update(int(taken.min()), config.steps, rate, {} if config.sweep else _over_seeds(means))
+            rate = float(failures.living(taken - before).mean()) / seconds
+            shown = {name: failures.living(x) for name, x in means.items()}
+            progress.update(slowest, config.steps, rate, {} if config.sweep else _over_seeds(shown))
             if time.monotonic() - saved > config.checkpoints.seconds or finished or stop.asked:
                 checkpoint.save(
                     folder.checkpoints,
@@ -198,12 +203,12 @@ def _loop(
                     stores=(config.algo.stores(state.members.algo), state.members.best),
                     parts=parts,
                 )
-                facts = {"steps": int(taken.min()), "steps_per_second": round(rate), **_score_facts(scores)}
-                share = min(float(taken.min()) / config.steps, 1.0)
-                _set_status(engine, folder, "running", "", share, lost=lost(parts), failed=failures.told, **facts)
+                facts = {"steps": slowest, "steps_per_second": round(rate), **_score_facts(scores)}
+                told, share = failures.told, min(slowest / config.steps, 1.0)
+                _set_status(engine, folder, "running", " ".join(told), share, lost=lost(parts), failed=told, **facts)
                 saved = time.monotonic()
             if stop.asked and not finished:
-                raise Interrupted(f"everything up to step {taken.min():,} of each seed is kept")
+                raise Interrupted(f"everything up to step {slowest:,} of each seed is kept")
     return state
 
 
@@ -234,7 +239,7 @@ def _evaluate(
     frame = failures.without(frames.episodes(engine.config, episodes, steps)).with_columns(chunk=pl.lit(chunk))
     write("evaluations", chunk, frame)
     scores = by_value(frame)
-    progress.evaluation(min(steps), score_unit(engine.config), scores)
+    progress.evaluation(int(failures.living(np.asarray(steps)).min()), score_unit(engine.config), scores)
     return state, scores
 
 
@@ -259,16 +264,25 @@ def _finish(
     text = ", ".join(
         f"{which} policy {show(top.estimate)}{f' at {top.value}' if top.value else ''}" for which, top in tops.items()
     )
-    reached = {"steps": int(np.asarray(policies.steps).min()), **_score_facts(scores["best"])}
+    slowest = int(failures.living(np.asarray(policies.steps)).min())
+    reached = {"steps": slowest, **_score_facts(scores["best"])}
     kept = {"lost": lost(parts), "failed": failures.told}
-    _set_status(engine, folder, "complete", f"final {score_unit(config)}, IQM: {text}", 1.0, **kept, **reached)
+    message = " ".join([f"final {score_unit(config)}, IQM: {text}", *_left_out(failures.told)])
+    _set_status(engine, folder, "complete", message, 1.0, **kept, **reached)
     shutil.rmtree(folder.checkpoints)
     heading = f"complete: final {score_unit(config)} of {config.evaluation.final} episodes of each seed, IQM"
     if not config.sweep:
         progress.message(f"{heading}: {text}")
-        return
-    for which, found in scores.items():
-        progress.message("\n".join([f"{heading}, {which} policy:", *(f"  {line}" for line in lines(found))]))
+    else:
+        for which, found in scores.items():
+            progress.message("\n".join([f"{heading}, {which} policy:", *(f"  {line}" for line in lines(found))]))
+    for line in _left_out(failures.told):
+        progress.message(line)
+
+
+def _left_out(told: Sequence[str]) -> list[str]:
+    """What to say beside the scores of the other members."""
+    return [f"Left out: {' '.join(told)}"] if told else []
 
 
 def _absolute(engine: Engine, policies: Policies, episodes: int, purpose: str) -> pl.DataFrame:

@@ -15,7 +15,7 @@ from rookery.app.options import load_registries
 from rookery.core.config import to_json
 from rookery.core.registry import PRESETS, find_task
 from rookery.training.config import RunConfig, Sweep
-from rookery.training.folder import RunFolder
+from rookery.training.folder import RunFolder, write_json
 
 Make = Callable[..., RunFolder]
 
@@ -57,6 +57,7 @@ def make_run(tmp_path: Path) -> Make:
         sweep: tuple[Sweep, ...] = (),
         state: Any = "complete",
         out: Path | None = None,
+        failed: Mapping[int, int] | None = None,
         **changes: Any,
     ) -> RunFolder:
         config = RunConfig(
@@ -64,15 +65,25 @@ def make_run(tmp_path: Path) -> Make:
         )
         config = replace(config, **changes)
         folder = RunFolder.open_or_create(out or tmp_path / "runs", to_json(config), preset, task)
-        fill(folder, np.asarray(scores, float), seeds, metrics or {}, state)
+        fill(folder, np.asarray(scores, float), seeds, metrics or {}, state, failed or {})
         return folder
 
     return make
 
 
-def fill(folder: RunFolder, scores: np.ndarray, seeds: Sequence[int], metrics: Mapping[str, Any], state: Any) -> None:
-    """Evaluations at even steps, a second and a chunk apart, two episodes each."""
+def fill(
+    folder: RunFolder,
+    scores: np.ndarray,
+    seeds: Sequence[int],
+    metrics: Mapping[str, Any],
+    state: Any,
+    failed: Mapping[int, int],
+) -> None:
+    """Evaluations at even steps, a second and a chunk apart, two episodes each; `failed` members end at a chunk."""
     members, points = scores.shape
+    if failed:
+        found = [{"member": m, "step": 100 * chunk, "metric": "loss"} for m, chunk in failed.items()]
+        write_json(folder.path / "failures.json", found)
     steps = np.linspace(0, 1000, points).astype(int)
     for chunk in range(points):
         rows = [
@@ -89,6 +100,7 @@ def fill(folder: RunFolder, scores: np.ndarray, seeds: Sequence[int], metrics: M
                 "success": 0.0,
             }
             for m in range(members)
+            if chunk < failed.get(m, points)
             for episode, wobble in enumerate((-0.5, 0.5))
         ]
         folder.write_part("evaluations", chunk, pl.DataFrame(rows))
@@ -97,7 +109,9 @@ def fill(folder: RunFolder, scores: np.ndarray, seeds: Sequence[int], metrics: M
             measured = {"loss": scores[:, chunk] ** 2, **metrics}
             identity = {"member": range(members), "seed": [seeds[m % len(seeds)] for m in range(members)]}
             frame = pl.DataFrame({**identity, "chunk": [chunk] * members, "steps": [int(steps[chunk])] * members})
-            folder.write_part("metrics", chunk, frame.with_columns(**{k: _column(v) for k, v in measured.items()}))
+            frame = frame.with_columns(**{k: _column(v) for k, v in measured.items()})
+            gone = [m for m, end in failed.items() if chunk >= end]
+            folder.write_part("metrics", chunk, frame.filter(~pl.col("member").is_in(gone)))
     if state == "complete":
         last = folder.evaluations().filter(pl.col("chunk") == points - 1).drop("chunk")
         final = pl.concat([last.with_columns(which=pl.lit(which)) for which in ("best", "last")])

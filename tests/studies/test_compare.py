@@ -12,7 +12,7 @@ import pytest
 from rookery.app import cli
 from rookery.app.study_cli import catalog_scales
 from rookery.core.registry import PRESETS
-from rookery.studies.compare import compare
+from rookery.studies.compare import _middle, compare
 from rookery.studies.tables import Table
 from rookery.training.config import Evaluation, Sweep
 from rookery.training.folder import RunFolder
@@ -100,3 +100,9 @@ def test_a_single_seed_has_no_interval(run: Run, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     heading = next(i for i, line in enumerate(lines) if "IQM" in line)
     assert lines[heading].split()[2:5] == ["IQM", "low", "high"] and lines[heading + 1].split()[3:5] == ["-", "-"]
+
+
+def test_a_drawn_curve_ends_with_its_first_seed() -> None:
+    """What is not a number sorts last: it would count as the best seed."""
+    curves = np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, np.nan]])
+    np.testing.assert_array_equal(_middle(curves), [2.0, np.nan])

@@ -202,6 +202,21 @@ def test_incomplete_runs_are_shown_and_named(make_run: Make, two: list[RunFolder
     assert any("Not complete" in warning and "iql" in warning for warning in warnings)
 
 
+def test_failed_seeds_are_left_out_and_named(make_run: Make, two: list[RunFolder]) -> None:
+    scores = climb(9)
+    some = make_run(scores, "iql", seeds=FIVE, failed={1: 2})
+    found = gather(*two, some)
+    cell = found.cells["iql", "matrix/climbing"]
+    alive = np.delete(scores, 1, axis=0)
+    assert cell.seeds == (0, 2, 3, 4) and found.fewest == 4
+    np.testing.assert_allclose(np.sort(cell.finals), np.sort(alive[:, -1]))
+    assert cell.curves.shape[0] == 4 and np.isfinite(cell.curves).all()
+    assert [row["seeds"] for row in table(found, "steps") if row["algorithm"] == "iql"] == [4, 4, 4]
+    warnings = summarise.warnings(found)
+    assert not any("Not complete" in text for text in warnings)
+    assert [text for text in warnings if "seed 1 of iql on matrix/climbing (loss is not finite at step 200)" in text]
+
+
 def test_reports_never_overwrite_each_other(two: list[RunFolder], tmp_path: Path) -> None:
     found = gather(*two)
     first, second = (report.write(found, "pair", tmp_path / "reports") for _ in range(2))

@@ -13,10 +13,10 @@ from small import small_config
 import rookery
 from rookery.app import cli
 from rookery.app.progress import Lines
-from rookery.core.errors import ConfigError
+from rookery.core.errors import ConfigError, RunError
 from rookery.core.stats import INTERVAL, over_seeds, show
 from rookery.training.config import Evaluation, Sweep
-from rookery.training.folder import RunFolder
+from rookery.training.folder import RunFolder, write_json
 from rookery.training.run import Run
 from rookery.training.scores import best, by_value, lines
 
@@ -121,3 +121,17 @@ def test_seeds_at_different_steps_meet_on_a_common_grid(tmp_path: Path) -> None:
     # Both seeds score a tenth of their steps, so they are one line, up to where the slower one ends.
     assert curve["steps"].to_list() == [0, 100, 200] and curve["iqm"].to_list() == pytest.approx([0, 10, 20])
     assert curve["low"].to_list() == pytest.approx([0, 10, 20]) and set(curve["seeds"]) == {2}
+
+
+def test_a_failed_seed_does_not_end_the_curve_of_the_others(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for chunk, members in enumerate(([0, 1, 2], [0, 1, 2], [0, 2], [0, 2])):
+        same = {"chunk": chunk, "steps": 100 * chunk, "score": float(chunk)}
+        folder.write_part("evaluations", chunk, pl.DataFrame([{"member": m, "seed": m, **same} for m in members]))
+    write_json(tmp_path / "failures.json", [{"member": 1, "step": 200, "metric": "loss"}])
+    curve = Run(folder).curve("score")
+    assert curve["steps"].to_list() == [0, 100, 200, 300] and set(curve["seeds"]) == {2}
+    assert Run(folder).curve("score", per_seed=True).filter(seed=1)["steps"].to_list() == [0, 100]
+    write_json(tmp_path / "failures.json", [{"member": m, "step": 400, "metric": "loss"} for m in range(3)])
+    with pytest.raises(RunError, match=r"every seed of .* failed"):
+        Run(folder).curve("score")

@@ -54,8 +54,11 @@ def open_worlds(algo: Algorithm[Any], task: Task[Any], envs: int, key: Array) ->
 
 
 def within_bounds(spec: ActionSpec, action: Action) -> Action:
-    """What the environment is given: box actions are clipped, the learner keeps what it drew."""
-    return jnp.clip(action, *spec.bounds) if spec.kind == "box" else action
+    """What the environment is given: box actions are clipped, the learner keeps what it drew.
+
+    0 stands for what is not a number: a member that diverged acts on until its chunk reports it as failed.
+    """
+    return jnp.clip(jnp.where(jnp.isfinite(action), action, 0.0), *spec.bounds) if spec.kind == "box" else action
 
 
 def advance(task: Task[Any], env: PyTree[Array], step: Step, action: Action, key: Array) -> tuple[Any, Step]:

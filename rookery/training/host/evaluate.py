@@ -17,9 +17,9 @@ from rookery.core.keys import stream
 from rookery.core.types import Action, Arrays, Carry, Clock, Step
 from rookery.training.compiled.compiler import Executable, jit
 from rookery.training.compiled.program import over_members
-from rookery.training.compiled.rollout import LONGEST, within_bounds
+from rookery.training.compiled.rollout import LONGEST
 from rookery.training.host.packing import Packing
-from rookery.training.host.program import HostProgram
+from rookery.training.host.program import HostProgram, playable
 from rookery.training.host.records import Leaves, leaves_of
 from rookery.training.host.steppers import Stepper
 from rookery.training.host.worlds import mix
@@ -62,7 +62,7 @@ class Player:
             return carry, action
 
         carry, action = over_members(one, source, carry, swept, keys, taken, step)
-        return (carry, t + 1), within_bounds(program.spec.action, action).reshape(-1, *action.shape[2:])
+        return (carry, t + 1), playable(program.spec.action, action, step.legal).reshape(-1, *action.shape[2:])
 
     def trace(self) -> None:
         """Trace what playing computes, abstractly."""

@@ -8,11 +8,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from rookery.core.config import with_values
 from rookery.core.keys import stream
-from rookery.core.types import Action, Algorithm, Arrays, Carry, Clock, Extra, Metrics, Packed, Rollout, Spec, Step
+from rookery.core.types import (
+    Action,
+    ActionSpec,
+    Algorithm,
+    Arrays,
+    Carry,
+    Clock,
+    Extra,
+    Metrics,
+    Packed,
+    Rollout,
+    Spec,
+    Step,
+)
 from rookery.training.compiled.compiler import jit
 from rookery.training.compiled.program import chunk_report, over_members, strong
 from rookery.training.compiled.rollout import Tally, add_up, episode_metrics, filled_rows, within_bounds
@@ -211,7 +224,8 @@ class HostProgram:
             extra=jax.tree.map(lambda kept, x: write(kept, x, t), tape.extra, extra),
             carry=jax.tree.map(lambda kept, x: write(kept, x, slot), tape.carry, acting.carry),
         )
-        taken = within_bounds(self.spec.action, action).reshape(-1, *action.shape[2:])
+        legal = self.packing.step(row, members=self.members).legal
+        taken = playable(self.spec.action, action, legal).reshape(-1, *action.shape[2:])
         return replace(acting, t=t + 1, carry=carry, tape=tape), taken
 
     def _choose(self, leaves: Leaves, shared: Shared, acting: Acting, row: Array) -> tuple[Carry, Action, Extra]:
@@ -320,6 +334,17 @@ class HostProgram:
         m = state.members
         last = over_members(lambda swept, algo: self.algo(swept).snapshot(algo), m.swept, m.algo)
         return Policies(last, m.best, m.key, m.swept, m.steps, state.iteration, state.budget)
+
+
+def playable(spec: ActionSpec, action: Action, legal: Bool[Array, "*b agent action"]) -> Action:
+    """What environments take: within bounds, and the first legal action in place of an illegal one.
+
+    Policies choose legal actions as long as they compute with numbers. One that diverged would end the whole run here.
+    """
+    if spec.kind != "discrete":
+        return within_bounds(spec, action)
+    allowed = jnp.take_along_axis(legal, action[..., None], axis=-1)[..., 0]
+    return jnp.where(allowed, action, jnp.argmax(legal, axis=-1).astype(action.dtype))
 
 
 def _read(jaxpr: Any) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +21,13 @@ import rookery.algorithms  # noqa: F401  (fills the registry)
 from rookery.core.errors import ConfigError
 from rookery.core.host import Rows, empty_rows
 from rookery.core.registry import PRESETS
-from rookery.core.types import Collect
+from rookery.core.types import ActionSpec, Collect
 from rookery.training import checkpoint
 from rookery.training.check import check
 from rookery.training.config import Evaluation, RunConfig, Sweep, Workers
 from rookery.training.host.engine import HostEngine
 from rookery.training.host.packing import Packing
+from rookery.training.host.program import playable
 from rookery.training.host.worlds import mix
 from rookery.training.reads import reads
 
@@ -250,6 +252,17 @@ def test_box_actions_are_clipped_for_the_environment_only() -> None:
     drawn = np.asarray(engine._tapes[0].action)
     assert np.abs(taken).max() == 1.0 and np.abs(drawn).max() > 1.0
     np.testing.assert_array_equal(taken[-engine.program.length :].reshape(drawn.shape), np.clip(drawn, -1, 1))
+    # What has diverged must not end the run before the chunk can report it.
+    broken = jax.tree.map(lambda x: x * np.nan if x.dtype == np.float32 else x, state.members.algo)
+    _, report = engine.chunk(eqx.tree_at(lambda s: s.members.algo, state, broken), 1)
+    assert np.isfinite(np.stack(spy.actions)).all()
+    assert (np.asarray(report.broken_at) >= 0).any()
+
+
+def test_an_illegal_choice_becomes_the_first_legal_one() -> None:
+    legal = jnp.array([[True, True, False], [False, True, True], [False, False, True], [False, True, True]])
+    found = playable(ActionSpec("discrete", (3,)), jnp.array([1, 0, 0, 2], jnp.int32), legal)
+    assert found.dtype == jnp.int32 and found.tolist() == [1, 1, 2, 2]
 
 
 def test_images_reach_the_device_as_bytes() -> None:
