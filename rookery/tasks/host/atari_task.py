@@ -129,7 +129,6 @@ class AtariGame:
         ale_py = base.import_module("ale_py", name)
         self._cv2 = base.import_module("cv2", name)
         self._cv2.setNumThreads(1)  # a frame is too small to share; one process per core steps the games
-        # A copy reads every entry now: what is read while stepping would be taken for a flag without effect.
         self._config = config = replace(config)
         self._ale = _emulator(ale_py, config.game)
         self._start = self._ale.cloneState()

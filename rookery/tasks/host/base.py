@@ -39,6 +39,9 @@ EXTRAS = {
 class SingleEnv(Protocol):
     """One environment. Its rows are views without an env axis: `row.last[...] = True`.
 
+    It reads every setting when it is made, if only by a copy of its config: settings that nobody reads are refused
+    (training/reads.py), and no step is taken to find them.
+
     Before `reset`, the row is cleared: reward 0, discount 1, everybody alive, base `legal`, obs 0. Before `step` it
     holds the current row, so only what changes is written. `first` is not its business.
     """
@@ -60,11 +63,11 @@ class LoopEnvs:
     than one check per environment on every hundredth row.
     """
 
-    def __init__(self, envs: Sequence[SingleEnv], *, check_bounds: bool = True, clip_actions: bool = True) -> None:
+    def __init__(self, envs: Sequence[SingleEnv]) -> None:
         self._envs = tuple(envs)
         first = self._envs[0]
-        self.spec, self._actions, self._clip = first.spec, first.actions, clip_actions
-        self._bounds = first.observations.bounds(declared=check_bounds)
+        self.spec, self._actions = first.spec, first.actions
+        self._bounds = first.observations.bounds(declared=first.observations.check)
         self._discrete = self._actions.kind == "discrete"
         self._steps = tuple(env.step for env in self._envs)
         self._views: OrderedDict[int, tuple[Rows, list[Rows]]] = OrderedDict()
@@ -83,7 +86,7 @@ class LoopEnvs:
         ended = rows.last.tolist()
         rows.first[...] = rows.last
         views = self._views_of(rows)
-        actions = self._actions.prepare(action, clip=self._clip)
+        actions = self._actions.prepare(action, clip=self._actions.clip)
         if True in ended:
             self._clear(rows, rows.first)
             for i, step in enumerate(self._steps):
@@ -176,9 +179,9 @@ def spec_of(task: Maker) -> Spec:
         env.close()
 
 
-def open_envs(task: Maker, envs: int, *, check_bounds: bool = True, clip_actions: bool = True) -> HostEnvs:
+def open_envs(task: Maker, envs: int) -> HostEnvs:
     """So many environments of a task in a loop."""
-    return LoopEnvs([task.make() for _ in range(envs)], check_bounds=check_bounds, clip_actions=clip_actions)
+    return LoopEnvs([task.make() for _ in range(envs)])
 
 
 # --- names and arguments in configs

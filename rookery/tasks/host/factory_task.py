@@ -59,7 +59,7 @@ class Factory(HostTask):
 
     def open(self, envs: int) -> HostEnvs:
         """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
+        return base.open_envs(self, envs)
 
     def make(self) -> base.SingleEnv:
         """One environment, of whichever interface the factory's has."""
@@ -68,11 +68,22 @@ class Factory(HostTask):
         found = interface(env)
         if found == "gymnasium":
             return Gymnasium(
-                limit=self.limit, clip_rewards=self.clip_rewards, drop=self.drop, cooperative=self.cooperative
+                limit=self.limit,
+                clip_rewards=self.clip_rewards,
+                clip_actions=self.clip_actions,
+                drop=self.drop,
+                cooperative=self.cooperative,
+                check_bounds=self.check_bounds,
             ).adapt(env, name)
         if found == "pettingzoo":
             return PettingZoo(
-                limit=self.limit, cooperative=self.cooperative, teams=self.teams, state=self.state, drop=self.drop
+                limit=self.limit,
+                cooperative=self.cooperative,
+                teams=self.teams,
+                state=self.state,
+                clip_actions=self.clip_actions,
+                drop=self.drop,
+                check_bounds=self.check_bounds,
             ).adapt(env, name)
         if found == "pymarl":
             return PyMarl(limit=self.limit, cooperative=self.cooperative).adapt(env, name)

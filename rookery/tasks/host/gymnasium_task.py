@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -86,7 +86,7 @@ class Gymnasium(HostTask):
 
     def open(self, envs: int) -> HostEnvs:
         """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
+        return base.open_envs(self, envs)
 
     def make(self) -> GymnasiumEnv:
         """One environment."""
@@ -103,13 +103,14 @@ class GymnasiumEnv:
     """One Gymnasium environment that writes rows."""
 
     def __init__(self, config: Gymnasium, env: Any, name: str) -> None:
-        self._env, self._name, self._config = env, name, config
+        self._env, self._name = env, name
+        self._config = config = replace(config)
         self._several = is_multi_agent(env)
         action, seen = env.action_space, env.observation_space
         acts, sees = (tuple(action.spaces), tuple(seen.spaces)) if self._several else ((action,), (seen,))
         agents = tuple(f"agent_{i}" for i in range(len(acts))) if self._several else ("agent",)
-        self.actions = Actions(name, agents, acts)
-        self.observations = Observations(name, agents, sees, config.drop)
+        self.actions = Actions(name, agents, acts, clip=config.clip_actions)
+        self.observations = Observations(name, agents, sees, config.drop, check=config.check_bounds)
         limit = config.limit or math.ceil(own_limit(env) / config.frame_skip)
         self.spec = make_spec(
             name,

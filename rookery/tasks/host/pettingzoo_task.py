@@ -78,7 +78,7 @@ class PettingZoo(HostTask):
 
     def open(self, envs: int) -> HostEnvs:
         """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
+        return base.open_envs(self, envs)
 
     def make(self) -> ParallelPlayer | TurnPlayer:
         """One environment."""
@@ -110,8 +110,9 @@ class Table:
         self.agents = tuple(getattr(env, "possible_agents", None) or env.agents)
         self.index = {agent: i for i, agent in enumerate(self.agents)}
         names = tuple(str(agent) for agent in self.agents)
-        self.actions = Actions(name, names, [env.action_space(a) for a in self.agents])
-        self.observations = Observations(name, names, [env.observation_space(a) for a in self.agents], config.drop)
+        self.actions = Actions(name, names, [env.action_space(a) for a in self.agents], clip=config.clip_actions)
+        seen = [env.observation_space(a) for a in self.agents]
+        self.observations = Observations(name, names, seen, config.drop, check=config.check_bounds)
         # A turn-based environment counts cycles, not moves: only a limit from the config is known there.
         self.limit = config.limit or (0 if turns else _own_limit(env.unwrapped))
         self.uses_state = config.state

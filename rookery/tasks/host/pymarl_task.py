@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -82,7 +82,8 @@ class PyMarlEnv:
     def __init__(self, config: PyMarl, env: Any, name: str) -> None:
         from gymnasium.spaces import Box, Discrete
 
-        self._env, self._name, self._config, self._t = env, name, config, 0
+        self._env, self._name, self._t = env, name, 0
+        self._config = config = replace(config)
         self._seeded = _seeding(env)
         try:
             info = env.get_env_info()

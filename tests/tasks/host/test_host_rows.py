@@ -137,9 +137,8 @@ def test_violations(step: Any, words: str) -> None:
 
 
 def test_bounds_can_be_ignored_but_not_nan() -> None:
-    envs = LoopEnvs(
-        [Gymnasium().adapt(Script([ok((9.0, 0.0, 0.0)), ok((np.nan, 0.0, 0.0))]), "toy")], check_bounds=False
-    )
+    script = Script([ok((9.0, 0.0, 0.0)), ok((np.nan, 0.0, 0.0))])
+    envs = LoopEnvs([Gymnasium(check_bounds=False).adapt(script, "toy")])
     rows = empty_rows(envs.spec, 1)
     envs.reset(np.array([0]), rows)
     assert move(envs, rows).obs[0, 0] == 9
