@@ -154,7 +154,11 @@ class Table:
         """The agent does not act from this row on."""
         row.alive[i] = False
         row.discount[i] = 0
-        row.legal[i] = self.actions.idle
+        self.idle(i, row)
+
+    def idle(self, i: int, row: Rows) -> None:
+        """The agent's action is ignored in this row."""
+        row.legal[i] = self.actions.idle & self.actions.legal[i]
 
     def write_state(self, row: Rows) -> None:
         """Write the environment's own state, if it is used."""
@@ -341,7 +345,7 @@ class TurnPlayer:
                 table.see(i, obs, _of(env.infos, agent), row)
             else:
                 table.observations.each[i].write(obs, row.obs[i])
-                row.legal[i] = self.actions.idle
+                table.idle(i, row)
         table.write_state(row)
 
     def _bury(self, row: Rows) -> None:
