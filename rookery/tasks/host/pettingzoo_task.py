@@ -375,7 +375,7 @@ def _state_of(env: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(env.state(), np.float32)
     except (NotImplementedError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{name} has no state() of its own ({error}): set --task.state False.") from error
+        raise ConfigError(f"{name} has no state() of its own ({error}): set --task.no-state.") from error
 
 
 def _teams(given: tuple[str, ...], agents: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -385,7 +385,7 @@ def _teams(given: tuple[str, ...], agents: tuple[str, ...], name: str) -> tuple[
     prefixes = tuple(agent.rpartition("_")[0] or agent for agent in agents)
     found = given or (prefixes if len(set(prefixes)) > 1 else agents)
     if len(set(found)) == 1:
-        raise ConfigError(f"{name}: one team only, '{found[0]}': set --task.cooperative True instead.")
+        raise ConfigError(f"{name}: one team only, '{found[0]}': set --task.cooperative instead.")
     return found
 
 
