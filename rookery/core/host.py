@@ -65,6 +65,11 @@ class HostTask(abc.ABC):
         return {}
 
     @property
+    def score_unit(self) -> str:
+        """What `Step.success` counts, if that is the task's score."""
+        return "success"
+
+    @property
     def frames_per_step(self) -> float:
         """Frames that one action lasts, on average; where it is not 1, reports count frames too."""
         return 1.0

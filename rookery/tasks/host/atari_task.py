@@ -110,6 +110,11 @@ class Atari(HostTask):
         """Emulator frames per action."""
         return (self.frame_skip + (self.frame_skip_min or self.frame_skip)) / 2
 
+    @property
+    def score_unit(self) -> str:
+        """What `Step.success` counts: the return, where rewards are clipped."""
+        return "return without clipping" if self.clip_rewards else "success"
+
     def open(self, envs: int) -> HostEnvs:
         """So many games, stepped in a loop. The emulator holds Python's lock: only processes step it in parallel."""
         return base.open_envs(self, envs)

@@ -57,6 +57,11 @@ class Factory(HostTask):
         """The static facts of the environment, which is opened once to learn them."""
         return base.spec_of(self)
 
+    @property
+    def score_unit(self) -> str:
+        """What `Step.success` counts: the return, where rewards are clipped."""
+        return "return without clipping" if self.clip_rewards else "success"
+
     def open(self, envs: int) -> HostEnvs:
         """So many environments, stepped in a loop."""
         return base.open_envs(self, envs)
