@@ -153,7 +153,9 @@ class GymnasiumEnv:
         else:
             self._write(obs, row.obs[0])
         self._earn(reward, row)
-        if terminated or truncated or self._t == self._limit:
+        if self._several:
+            self._leave(np.asarray(terminated, bool), np.asarray(truncated, bool), info, row)
+        elif terminated or truncated or self._t == self._limit:
             self._end(bool(terminated), info, row)
 
     def close(self) -> None:
@@ -186,10 +188,20 @@ class GymnasiumEnv:
             self._score += float(row.reward.mean())
             np.clip(row.reward, -clip, clip, out=row.reward)
 
-    def _end(self, terminated: bool, info: Any, row: Rows) -> None:
+    def _leave(self, terminated: np.ndarray, truncated: np.ndarray, info: Any, row: Rows) -> None:
+        """Endings of several agents: one word for all, or one for each. The episode ends with the last agent."""
+        gone = terminated | truncated | ~row.alive
+        if gone.all() or self._t == self._limit:
+            self._end(terminated, info, row)
+        elif gone.any():
+            row.alive[gone] = False
+            row.discount[gone] = 0
+            row.legal[gone] = (self.actions.idle & self.actions.legal)[gone]
+
+    def _end(self, terminated: bool | np.ndarray, info: Any, row: Rows) -> None:
         """The row closes the episode. A time limit keeps the discount."""
-        if terminated and not (self._config.limit_is_truncation and self._t == self._limit):
-            row.discount[...] = 0
+        if not (self._config.limit_is_truncation and self._t == self._limit):
+            row.discount[terminated] = 0
         row.last[...] = True
         row.success[...] = self._score if self._config.clip_rewards else success_of(info)
 
@@ -202,7 +214,7 @@ class GymnasiumEnv:
                 self._previous = action
             obs, reward, terminated, truncated, info = self._env.step(self._previous)
             total = total + (np.asarray(reward) if self._several else reward)
-            if terminated or truncated:
+            if np.all(np.logical_or(terminated, truncated)):
                 break
         return obs, total, terminated, truncated, info
 

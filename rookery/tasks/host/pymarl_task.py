@@ -2,7 +2,7 @@
 
 `pymarl:package.module:Class`. What is used: get_env_info (n_agents, n_actions, obs_shape, state_shape, episode_limit),
 reset, step, get_obs, get_state, get_avail_actions and close. `step` returns (reward, terminated, info), or EPyMARL's
-(obs, reward, terminated, truncated, info). A scalar reward is every agent's.
+(obs, reward, terminated, truncated, info). A scalar reward is given to every agent.
 
 Seeds: `reset(seed=...)` if it takes one, else `seed(seed)` if that takes one; else episodes are not reproducible.
 """
@@ -130,7 +130,7 @@ class PyMarlEnv:
             problem = f"must be a number, or one for each agent: {show(reward)}"
             raise violation(self._name, "all", "reward", problem) from None
         done = bool(np.all(terminated))
-        cut = bool(np.all(truncated)) or bool(info.get("episode_limit", False)) if isinstance(info, Mapping) else False
+        cut = bool(np.all(truncated)) or (isinstance(info, Mapping) and bool(info.get("episode_limit", False)))
         if not (done or cut or self._t == self._limit):
             return
         if done and not cut:
