@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rookery.core.errors import ConfigError, suggest
+from rookery.core.errors import ConfigError, RookeryError, suggest
 from rookery.core.host import HostEnvs, Rows
 from rookery.core.types import Spec
 from rookery.tasks.host.spaces import Actions, Observations, show, violation
@@ -152,7 +153,7 @@ class LoopEnvs:
             low, high = (bound[(agent, *rest)] for bound in self._bounds)
             problem = (
                 f"is {values[(env, agent, *rest)]!r}, outside its declared bounds {low!r} to {high!r} "
-                "(--task.check-bounds False accepts it)"
+                "(--task.no-check-bounds accepts it)"
             )
         raise violation(self.spec.name, name, field + place, problem)
 
@@ -226,7 +227,8 @@ def missing(module: str, what: str) -> ConfigError:
     """The error for a module that cannot be found, with the extra that brings it."""
     top = module.split(".")[0]
     extra = EXTRAS.get(top)
-    hint = f" Run: pip install 'rookery[{extra}]'" if extra else " Is its package installed in this environment?"
+    own = f" Is its package installed in this environment? A file of your own is found with --import {top}.py."
+    hint = f" Run: pip install 'rookery[{extra}]'" if extra else own
     return ConfigError(f"{what}: there is no module '{module}'.{hint}")
 
 
@@ -265,17 +267,23 @@ def load(path: str, what: str) -> Callable[..., Any]:
     return vars(found)[name]
 
 
-def call(maker: Callable[..., Any], kwargs: dict[str, Any], what: str) -> Any:
-    """What the maker returns; its complaint about arguments becomes a ConfigError."""
+def call(maker: Callable[..., Any], kwargs: dict[str, Any], what: str, option: str = "task.kwargs") -> Any:
+    """What the maker returns; what it raises becomes a ConfigError."""
     try:
         return maker(**kwargs)
+    except RookeryError:
+        raise
     except TypeError as error:
-        raise ConfigError(f"{what} cannot be opened with task.kwargs {json.dumps(kwargs)}: {error}.") from error
+        raise ConfigError(f"{what} cannot be opened with {option} {json.dumps(kwargs)}: {error}.") from error
     except ImportError as error:
         name = error.name or ""
         if name.split(".")[0] in EXTRAS:
             raise missing(name, what) from error
         raise ConfigError(f"{what} cannot be opened: {error}.") from error
+    except Exception as error:  # of any kind: it is the code of somebody else
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__} at {where.filename}:{where.lineno}: {error}"
+        raise ConfigError(f"{what} cannot be opened with {option} {json.dumps(kwargs)}: {problem}") from error
 
 
 def limit_of(env: Any, names: Sequence[str]) -> int:

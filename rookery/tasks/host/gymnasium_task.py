@@ -31,6 +31,8 @@ PLUGINS = {
     "Vizdoom": "vizdoom.gymnasium_wrapper",
 }
 """Beginning of an id -> the package that registers it when it is imported."""
+NEEDS = {"box2d": "box2d", "swig": "box2d", "mujoco": "mujoco"}
+"""Word in Gymnasium's complaint about a package that is missing -> the extra that brings it."""
 LIMITS = ("max_steps", "_max_episode_steps")
 """Attributes in which environments without a TimeLimit keep their own (minigrid, rware, lbforaging)."""
 
@@ -280,16 +282,19 @@ def make_registered(name: str, kwargs: dict[str, Any], limit: int, what: str) ->
     if ":" in name:
         base.import_module(name.partition(":")[0], what)
     options = {"max_episode_steps": limit} if limit else {}
-    maker = partial(gymnasium.make, name, disable_env_checker=True, **options)
-    try:
-        return base.call(maker, kwargs, what)
-    except gymnasium.error.DependencyNotInstalled as error:
-        extra = "box2d" if "box2d" in str(error).lower() or "swig" in str(error).lower() else "gymnasium"
-        raise ConfigError(f"{what}: {str(error).rstrip('.')}. Run: pip install 'rookery[{extra}]'") from error
-    except gymnasium.error.Error as error:
-        known = [key for key in gymnasium.registry if key[:3].lower() == name.rpartition(":")[2][:3].lower()]
-        close = base.suggest(name, known) if known else ""
-        raise ConfigError(f"{what}: {str(error).rstrip('.')}.{close}") from error
+
+    def make(**kwargs: Any) -> Any:
+        try:
+            return gymnasium.make(name, disable_env_checker=True, **options, **kwargs)
+        except gymnasium.error.DependencyNotInstalled as error:
+            extra = next((extra for word, extra in NEEDS.items() if word in str(error).lower()), "gymnasium")
+            raise ConfigError(f"{what}: {str(error).rstrip('.')}. Run: pip install 'rookery[{extra}]'") from error
+        except gymnasium.error.Error as error:
+            known = [key for key in gymnasium.registry if key[:3].lower() == name.rpartition(":")[2][:3].lower()]
+            close = base.suggest(name, known) if known else ""
+            raise ConfigError(f"{what}: {str(error).rstrip('.')}.{close}") from error
+
+    return base.call(make, kwargs, what)
 
 
 def split_wrapper(text: str) -> tuple[str, dict[str, Any]]:
@@ -304,5 +309,5 @@ def wrap(env: Any, wrappers: Sequence[str]) -> Any:
     """The environment inside its wrappers."""
     for text in wrappers:
         path, kwargs = split_wrapper(text)
-        env = base.call(partial(base.load(path, "task.wrappers"), env), kwargs, f"wrapper {path}")
+        env = base.call(partial(base.load(path, "task.wrappers"), env), kwargs, f"task.wrappers: {path}", "arguments")
     return env

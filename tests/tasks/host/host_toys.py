@@ -165,3 +165,8 @@ def tic_tac_toe() -> Any:
 def nothing() -> int:
     """Not a factory."""
     return 3
+
+
+def broken() -> int:
+    """A factory that fails."""
+    return {}["nothing"]
