@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from rookery.core.codec import Codec, Padded
 from rookery.core.types import Spec
 
 
@@ -58,6 +59,11 @@ class HostTask(abc.ABC):
     @abc.abstractmethod
     def open(self, envs: int) -> HostEnvs:
         """So many environments."""
+
+    @property
+    def codec(self) -> Codec:
+        """How a policy reads what one environment returns, and answers it."""
+        return Padded(self.spec)
 
     @property
     def protocol(self) -> dict[str, bool | int | float | str]:

@@ -16,10 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError, suggest
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import Count, Fraction, Whole
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import make_spec
 from rookery.tasks.host.spaces import Actions, Observations
@@ -27,10 +26,11 @@ from rookery.tasks.host.spaces import Actions, Observations
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Atari(HostTask):
+class Atari(base.MadeTask):
     """An Atari game. Observations are uint8 [height, width, channel], or [byte] of memory.
 
-    The last axis holds the last frames, oldest first; before an episode's first frame there are zeros.
+    The last axis holds the last frames, oldest first; before an episode's first frame there are zeros. Only
+    processes step emulators in parallel: they hold Python's lock.
     """
 
     family: Literal["atari"] = "atari"
@@ -91,11 +91,6 @@ class Atari(HostTask):
         return (128,) if self.observe == "ram" else (self.size, self.size, 1 if self.grey else 3)
 
     @property
-    def spec(self) -> Spec:
-        """The static facts of the game."""
-        return base.spec_of(self)
-
-    @property
     def protocol(self) -> dict[str, bool | int | float | str]:
         """What a table of Atari scores must say."""
         return {
@@ -114,10 +109,6 @@ class Atari(HostTask):
     def score_unit(self) -> str:
         """What `Step.success` counts: the return, where rewards are clipped."""
         return "return without clipping" if self.clip_rewards else "success"
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many games, stepped in a loop. The emulator holds Python's lock: only processes step it in parallel."""
-        return base.open_envs(self, envs)
 
     def make(self) -> AtariGame:
         """One game."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import abc
 import importlib
 import json
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rookery.core.codec import Codec
 from rookery.core.errors import ConfigError, RookeryError, suggest
-from rookery.core.host import HostEnvs, Rows
+from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import Spec
-from rookery.tasks.host.spaces import Actions, Observations, show, violation
+from rookery.tasks.host.spaces import MASK, Actions, Observations, show, violation
 
 EXTRAS = {
     "gymnasium": "gymnasium",
@@ -163,26 +166,60 @@ def _all(x: np.ndarray) -> bool:
     return bool(np.count_nonzero(x) == x.size)
 
 
-@runtime_checkable
-class Maker(Protocol):
+class MadeTask(HostTask):
     """A config that makes single environments."""
 
-    def make(self) -> SingleEnv: ...
+    @abc.abstractmethod
+    def make(self) -> SingleEnv:
+        """One environment."""
+
+    @property
+    def spec(self) -> Spec:
+        """The static facts of the environment, which is opened once to learn them."""
+        return _facts(self)[0]
+
+    @property
+    def codec(self) -> Codec:
+        """Observations and actions as the environment's spaces say."""
+        return _facts(self)[1]
+
+    def open(self, envs: int) -> HostEnvs:
+        """So many environments, stepped in a loop."""
+        return LoopEnvs([self.make() for _ in range(envs)])
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """See `Codec`."""
+
+    actions: Actions
+    observations: Observations
+
+    @property
+    def legal(self) -> np.ndarray:
+        """All actions that each agent has."""
+        return self.actions.legal
+
+    def encode(self, agent: int, seen: Any, obs: np.ndarray, legal: np.ndarray) -> None:
+        """Write an observation, and the mask that is part of it."""
+        writer = self.observations.each[agent]
+        writer.write(seen, obs)
+        if writer.masked:
+            self.actions.mask(writer.env, agent, writer.agent, seen[MASK], legal)
+
+    def decode(self, agent: int, action: Any) -> Any:
+        """An action of the agent's own space."""
+        return self.actions.native[agent](action.item() if self.actions.kind == "discrete" else action)
 
 
 @cache
-def spec_of(task: Maker) -> Spec:
-    """The task's spec: one environment is opened to learn it, and closed."""
+def _facts(task: MadeTask) -> tuple[Spec, Spaces]:
+    """The task's spec and spaces: one environment is opened to learn them, and closed."""
     env = task.make()
     try:
-        return env.spec
+        return env.spec, Spaces(env.actions, env.observations)
     finally:
         env.close()
-
-
-def open_envs(task: Maker, envs: int) -> HostEnvs:
-    """So many environments of a task in a loop."""
-    return LoopEnvs([task.make() for _ in range(envs)])
 
 
 # --- names and arguments in configs

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, HostTask
 from rookery.core.ranges import NonNegative, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import Gymnasium
 from rookery.tasks.host.pettingzoo_task import PettingZoo
@@ -18,7 +16,7 @@ from rookery.tasks.host.pymarl_task import METHODS, PyMarl
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Factory(HostTask):
+class Factory(base.MadeTask):
     """A function or class that returns a gymnasium.Env, a PettingZoo environment or a PyMARL MultiAgentEnv."""
 
     family: Literal["host"] = "host"
@@ -53,18 +51,9 @@ class Factory(HostTask):
         check_ranges(self, "task")
 
     @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    @property
     def score_unit(self) -> str:
         """What `Step.success` counts: the return, where rewards are clipped."""
         return "return without clipping" if self.clip_rewards else "success"
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
 
     def make(self) -> base.SingleEnv:
         """One environment, of whichever interface the factory's has."""

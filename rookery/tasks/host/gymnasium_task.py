@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import BelowOne, Count, NonNegative, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
@@ -39,7 +39,7 @@ LIMITS = ("max_steps", "_max_episode_steps")
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Gymnasium(HostTask):
+class Gymnasium(base.MadeTask):
     """A registered Gymnasium environment."""
 
     family: Literal["gymnasium"] = "gymnasium"
@@ -82,18 +82,9 @@ class Gymnasium(HostTask):
             split_wrapper(wrapper)
 
     @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    @property
     def score_unit(self) -> str:
         """What `Step.success` counts: the return, where rewards are clipped."""
         return "return without clipping" if self.clip_rewards else "success"
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
 
     def make(self) -> GymnasiumEnv:
         """One environment."""

@@ -20,10 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError, suggest
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import make_spec, split_wrapper, success_of, wrap
 from rookery.tasks.host.spaces import Actions, Observations, mask_of, show, violation
@@ -31,7 +30,7 @@ from rookery.tasks.host.spaces import Actions, Observations, mask_of, show, viol
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class PettingZoo(HostTask):
+class PettingZoo(base.MadeTask):
     """A PettingZoo environment, parallel or AEC."""
 
     family: Literal["pettingzoo"] = "pettingzoo"
@@ -70,15 +69,6 @@ class PettingZoo(HostTask):
         check_ranges(self, "task")
         for wrapper in self.wrappers:
             split_wrapper(wrapper)
-
-    @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
 
     def make(self) -> ParallelPlayer | TurnPlayer:
         """One environment."""

@@ -17,10 +17,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import make_spec
 from rookery.tasks.host.spaces import Actions, Observations, show, violation
@@ -32,7 +31,7 @@ WINS = ("battle_won", "score_reward", "is_success", "success")
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class PyMarl(HostTask):
+class PyMarl(base.MadeTask):
     """An environment with PyMARL's MultiAgentEnv interface."""
 
     family: Literal["pymarl"] = "pymarl"
@@ -52,15 +51,6 @@ class PyMarl(HostTask):
     def __post_init__(self) -> None:
         base.set_canonical(self, kwargs=base.canonical_kwargs(self.kwargs))
         check_ranges(self, "task")
-
-    @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
 
     def make(self) -> PyMarlEnv:
         """One environment."""
