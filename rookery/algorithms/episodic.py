@@ -82,7 +82,7 @@ class Episodic:
             )
         if self.collect.restart or self.collect.shards > 1:
             raise ConfigError(
-                "a memory is written by one stream of transitions; use --algo.collect.restart False and "
+                "a memory is written by one stream of transitions; use --algo.collect.no-restart and "
                 f"--algo.collect.shards 1 (got {self.collect.restart} and {self.collect.shards})."
             )
         self.encoder.check(spec)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import ABOUT, TASKS
+from rookery.core.registry import ABOUT
 from rookery.core.stats import INTERVAL
-from rookery.training.config import RunConfig
 
 if TYPE_CHECKING:
     import polars as pl
@@ -146,6 +145,7 @@ def _swept_values(config: Mapping[str, Any]) -> list[str]:
 
 def show_lines(run: RunFolder) -> list[str]:
     """Everything worth knowing of a run, line by line."""
+    from rookery.studies.plan import task_label
     from rookery.training.imports import open_config
 
     config = open_config(run)
@@ -154,7 +154,7 @@ def show_lines(run: RunFolder) -> list[str]:
     sweeps = "".join(f", {sweep.path} in {configs.format_value(sweep.values)}" for sweep in config.sweep)
     lines = [
         run.name,
-        f"config      {configs.label(config.preset, config.algo)} on {_task_label(config)}",
+        f"config      {configs.label(config.preset, config.algo)} on {task_label(config.task_name, config.task)}",
         f"members     seeds {configs.format_value(config.seeds)}{sweeps}; {config.steps:,} steps each",
         f"status      {status.state}, {status.progress:.0%}, {status.updated} {status.message}".rstrip(),
         *([f"            {facts}"] if facts else []),
@@ -166,12 +166,6 @@ def show_lines(run: RunFolder) -> list[str]:
         *(f"  {size:>12,}  {name}" for name, size in _files(run.path)),
     ]
     return lines
-
-
-def _task_label(config: RunConfig) -> str:
-    if config.task_name not in TASKS:
-        return config.task_name
-    return " ".join([config.task_name, *configs.overrides(TASKS[config.task_name], config.task)])
 
 
 def _provenance_lines(file: Path) -> list[str]:

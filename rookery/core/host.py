@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from rookery.core.codec import Codec, Padded
 from rookery.core.types import Spec
 
 
@@ -60,9 +61,19 @@ class HostTask(abc.ABC):
         """So many environments."""
 
     @property
+    def codec(self) -> Codec:
+        """How a policy reads what one environment returns, and answers it."""
+        return Padded(self.spec)
+
+    @property
     def protocol(self) -> dict[str, bool | int | float | str]:
         """Settings by which published results on one task differ: tables of scores have a column for each."""
         return {}
+
+    @property
+    def score_unit(self) -> str:
+        """What `Step.success` counts, if that is the task's score."""
+        return "success"
 
     @property
     def frames_per_step(self) -> float:

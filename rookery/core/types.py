@@ -137,11 +137,11 @@ class Step(eqx.Module):
     """
 
     obs: Float[Array, "..."] | UInt[Array, "..."]
-    """[*b, agent, *obs]; a shape with two free shards cannot be checked."""
+    """[*b, agent, *obs]; jaxtyping cannot check two variadic axes."""
     state: Float[Array, "..."]
     """[*b, *state]; size 0 where `Spec.state_shape` is ()."""
     legal: Bool[Array, "*b agent action"]
-    """All true for a box."""
+    """Padding is false; of a box, true for the dimensions that an agent has."""
     alive: Bool[Array, "*b agent"]
     reward: Float[Array, "*b agent"]
     """Of the action that led here; 0 at `first`."""

@@ -86,8 +86,8 @@ class Remember:
             )
         if collect.restart or collect.shards > 1:
             raise ConfigError(
-                f"algo.remember.kind {self.kind} is written by one stream of transitions; use --algo.collect.restart "
-                f"False and --algo.collect.shards 1 (got {collect.restart} and {collect.shards})."
+                f"algo.remember.kind {self.kind} is written by one stream of transitions; use "
+                f"--algo.collect.no-restart and --algo.collect.shards 1 (got {collect.restart} and {collect.shards})."
             )
         if self.kind == "best":
             self._dictionary.check(collect.envs * DRAIN)

@@ -164,5 +164,5 @@ def check_n_step(n: int, unit: str, *, last_action: bool, other: bool) -> None:
     if n > 1 and unit == "transition" and last_action:
         raise ConfigError(
             f"algo.n_step ({n}) joins transitions, which leaves no place for the action before the row that they lead "
-            "to: use --algo.last-action False."
+            "to: use --algo.no-last-action."
         )

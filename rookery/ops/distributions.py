@@ -1,6 +1,7 @@
 """Policies over every kind of action space: parameters [..., width] -> sample, log-probability, entropy.
 
-One example is one agent's action; leading axes are free. `legal` masks acting, log-probabilities and entropy alike.
+One example is one agent's action; leading axes are free. `legal` masks acting, log-probabilities and entropy alike; of
+a box, it leaves out the dimensions that an agent does not have.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def _categorical(logits: Array, legal: Array) -> Array:
     return jax.nn.log_softmax(only_legal(logits, legal), axis=-1)
 
 
+def _sum(x: Array, legal: Array) -> Array:
+    """The sum over the legal columns; illegal ones get no gradient."""
+    return jnp.sum(jnp.where(legal, x, 0.0), axis=-1)
+
+
 def _gaussian_std(log_std: Array) -> Array:
     return jnp.exp(jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX))
 
@@ -48,7 +54,7 @@ def sample(
     """An action of the policy, or its most likely one."""
     if spec.kind == "box":
         noise = 0.0 if greedy else jax.random.normal(key, params.shape) * _gaussian_std(log_std)
-        return params + noise
+        return jnp.where(legal, params + noise, 0.0)
     if spec.kind == "multi_binary":
         threshold = 0.5 if greedy else jax.random.uniform(key, params.shape)
         return (jax.nn.sigmoid(params) > threshold) & legal
@@ -73,10 +79,10 @@ def log_prob(
     """Log-probability (density for a box) of `action`."""
     if spec.kind == "box":
         z = (action - params) / _gaussian_std(log_std)
-        return jnp.sum(-0.5 * z**2 - jnp.log(_gaussian_std(log_std)) - 0.5 * jnp.log(2 * jnp.pi), axis=-1)
+        return _sum(-0.5 * z**2 - jnp.log(_gaussian_std(log_std)) - 0.5 * jnp.log(2 * jnp.pi), legal)
     if spec.kind == "multi_binary":
         signed = jnp.where(action, params, -params)
-        return jnp.sum(jnp.where(legal, jax.nn.log_sigmoid(signed), 0.0), axis=-1)
+        return _sum(jax.nn.log_sigmoid(signed), legal)
     chosen = action[..., None] if spec.kind == "discrete" else action
     logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
     taken = [take(log, chosen[..., i]) for i, log in enumerate(logs)]
@@ -92,11 +98,11 @@ def entropy(
     """Entropy over legal actions (differential entropy for a box)."""
     if spec.kind == "box":
         per_dim = jnp.log(_gaussian_std(log_std)) + 0.5 * jnp.log(2 * jnp.pi * jnp.e)
-        return jnp.broadcast_to(jnp.sum(per_dim, axis=-1), params.shape[:-1])
+        return _sum(per_dim, legal)
     if spec.kind == "multi_binary":
         p = jax.nn.sigmoid(params)
         bits = -(p * jax.nn.log_sigmoid(params) + (1 - p) * jax.nn.log_sigmoid(-params))
-        return jnp.sum(jnp.where(legal, bits, 0.0), axis=-1)
+        return _sum(bits, legal)
     logs = [_categorical(p, ok) for p, ok in zip(_branches(spec, params), _branches(spec, legal), strict=True)]
     parts = [-jnp.sum(jnp.exp(log) * jnp.maximum(log, ILLEGAL), axis=-1) for log in logs]
     return sum(parts[1:], parts[0])
@@ -114,12 +120,12 @@ def kl(
     if spec.kind == "box":
         s_old, s_new = _gaussian_std(old_log_std), _gaussian_std(new_log_std)
         per_dim = jnp.log(s_new / s_old) + (s_old**2 + (old - new) ** 2) / (2.0 * s_new**2) - 0.5
-        return jnp.sum(per_dim, axis=-1)
+        return _sum(per_dim, legal)
     if spec.kind == "multi_binary":
         p = jax.nn.sigmoid(old)
         yes = p * (jax.nn.log_sigmoid(old) - jax.nn.log_sigmoid(new))
         no = (1 - p) * (jax.nn.log_sigmoid(-old) - jax.nn.log_sigmoid(-new))
-        return jnp.sum(jnp.where(legal, yes + no, 0.0), axis=-1)
+        return _sum(yes + no, legal)
 
     def branch(p: Array, q: Array, ok: Array) -> Array:
         log_p, log_q = _categorical(p, ok), _categorical(q, ok)

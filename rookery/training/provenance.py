@@ -32,7 +32,7 @@ def usable_cores() -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Where and with what this process computes, as JSON. What cannot be found out is None."""
+    """Machine, packages and settings, as JSON. What cannot be found out is None."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "packages": {"rookery": getattr(rookery, "__version__", None)} | {name: _version(name) for name in _PACKAGES},

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
+from rookery.core.host import HostTask
 from rookery.core.registry import PRESETS, known_task
 from rookery.training.config import RunConfig
 from rookery.training.engine import trace
@@ -53,7 +54,10 @@ def reads(config: RunConfig, wanted: Iterable[str] = ()) -> frozenset[str]:
 def _reads(algo: Any, task: Any, wanted: frozenset[str]) -> frozenset[str]:
     notes = _Notes(wanted)
     with suppress(_Enough):
-        trace(RunConfig("", "", _twin(algo, notes, "algo"), _twin(task, notes, "task")))
+        twins = RunConfig("", "", _twin(algo, notes, "algo"), _twin(task, notes, "task"))
+        trace(twins)
+        if isinstance(twins.task, HostTask):  # its spec need not say all that its environments are made with
+            twins.task.open(1).close()
     return frozenset(notes.read)
 
 

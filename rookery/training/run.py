@@ -14,12 +14,14 @@ import numpy as np
 import polars as pl
 from jaxtyping import Array
 
+from rookery.core.codec import Codec, Padded
 from rookery.core.config import with_values
 from rookery.core.errors import ConfigError, RunError
-from rookery.core.host import empty_rows
+from rookery.core.host import HostTask, empty_rows
 from rookery.core.types import Action, Clock, Spec, Step
 from rookery.training import checkpoint, curves
 from rookery.training.compiled.compiler import jit
+from rookery.training.compiled.rollout import within_bounds
 from rookery.training.config import RunConfig
 from rookery.training.engine import Engine, open_engine
 from rookery.training.folder import RunFolder
@@ -109,18 +111,20 @@ class Policy:
     """Acts in one environment, and carries its network's memory from step to step.
 
     `act` takes a `Step`, or what an environment returns: an array of observations [agent, ...], one agent's observation
-    if there is only one, or a mapping from agent to observation.
+    if there is only one (of any kind: an array, a number, a dict), or a mapping from agent to observation.
     """
 
     def __init__(self, config: RunConfig, params: Any, swept: Mapping[str, Array], clock: Clock) -> None:
-        self.spec: Spec = config.task.spec
+        task = config.task
+        self.spec: Spec = task.spec
+        self._codec: Codec = task.codec if isinstance(task, HostTask) else Padded(self.spec)
         algo = with_values(config.algo, {path.removeprefix("algo."): x for path, x in swept.items()})
         self._carry, self._opens = algo.carry(self.spec, 1), True
 
         def act(carry: Any, step: Step, key: Array, greedy: bool) -> tuple[Any, Action]:
             rows = jax.tree.map(lambda x: x[None], step)
             carry, action, _ = algo.act(self.spec, params, carry, rows, clock, key, greedy=greedy)
-            return carry, action[0]
+            return carry, within_bounds(self.spec.action, action)[0]
 
         self._act = jit(act, static_argnums=3)
 
@@ -131,41 +135,55 @@ class Policy:
     def act(self, seen: Any, key: Array | None = None, *, legal: Any = None) -> Any:
         """Actions for what is seen: greedy, or sampled if a key is given. `legal` masks actions [agent, action].
 
-        A `Step` or an array is answered by an array [agent, ...]; a mapping by a mapping; one agent's observation by
-        one action.
+        A `Step` is answered by a padded array [agent, ...], as tasks take it. All else is answered by actions as the
+        environment takes them: a mapping by a mapping, one agent's observation by one action, an array by an array (by
+        a tuple, if agents' actions differ in shape).
         """
-        step = seen if isinstance(seen, Step) else self._step(seen, legal)
+        by_agent = {} if isinstance(seen, Step) else self._by_agent(seen)
+        step = seen if isinstance(seen, Step) else self._step(by_agent, legal)
         used = jax.random.PRNGKey(0) if key is None else key
         self._carry, action = self._act(self._carry, step, used, key is None)
         self._opens = False
         if isinstance(seen, Step):
             return action
-        actions = np.asarray(action)
-        if isinstance(seen, Mapping):
-            return {agent: actions[self.spec.agents.index(agent)] for agent in seen}
-        return actions[0] if self.spec.n_agents == 1 and np.ndim(seen) <= len(self.spec.obs_shape) else actions
+        padded = np.asarray(action)
+        actions = [self._codec.decode(agent, padded[agent]) for agent in range(self.spec.n_agents)]
+        if self._named(seen):
+            return {name: actions[self.spec.agents.index(str(name))] for name in seen}
+        if self._alone(seen):
+            return actions[0]
+        return np.stack(actions) if len({np.shape(x) for x in actions}) == 1 else tuple(actions)
 
-    def _step(self, seen: Any, legal: Any) -> Step:
-        """Observations in numpy as a `Step`, padded as training pads them."""
-        spec, rows = self.spec, empty_rows(self.spec, 1)
+    def _named(self, seen: Any) -> bool:
+        """Whether this is a mapping from agents; one agent's observation may be a mapping of its own."""
+        return isinstance(seen, Mapping) and all(str(name) in self.spec.agents for name in seen)
+
+    def _alone(self, seen: Any) -> bool:
+        """Whether this is the observation of the only agent, without an axis of agents."""
+        stacked = isinstance(seen, (np.ndarray, jax.Array)) and np.ndim(seen) > len(self.spec.obs_shape)
+        return self.spec.n_agents == 1 and not (stacked and len(seen) == 1)
+
+    def _by_agent(self, seen: Any) -> dict[int, Any]:
+        """Index of each agent that is seen, and its observation."""
+        agents = self.spec.agents
+        if self._named(seen):
+            return {agents.index(str(name)): obs for name, obs in seen.items()}
+        if self._alone(seen):
+            return {0: seen}
         if isinstance(seen, Mapping):
-            unknown = [agent for agent in seen if agent not in spec.agents]
-            if unknown:
-                raise ConfigError(f"unknown agents {unknown}; the policy was trained for {list(spec.agents)}.")
-            each = [(spec.agents.index(agent), np.asarray(obs)) for agent, obs in seen.items()]
-        else:
-            whole = np.asarray(seen)
-            alone = spec.n_agents == 1 and whole.ndim <= len(spec.obs_shape)
-            each = list(enumerate(whole[None] if alone else whole))
-        for agent, obs in each:
-            if obs.ndim != len(spec.obs_shape) or any(n > m for n, m in zip(obs.shape, spec.obs_shape, strict=True)):
-                raise ConfigError(
-                    f"the observation of {spec.agents[agent]} has shape {obs.shape}; {spec.name} has {spec.obs_shape}."
-                )
-            rows.obs[(0, agent, *(slice(n) for n in obs.shape))] = obs
+            unknown = [name for name in seen if str(name) not in agents]
+            raise ConfigError(f"unknown agents {unknown}; the policy was trained for {list(agents)}.")
+        if len(seen) != len(agents):
+            raise ConfigError(f"there are {len(seen)} observations; the policy was trained for {list(agents)}.")
+        return dict(enumerate(seen))
+
+    def _step(self, by_agent: Mapping[int, Any], legal: Any) -> Step:
+        """Observations in numpy as a `Step`, padded as training pads them."""
+        rows = empty_rows(self.spec, 1)
+        rows.legal[0] = self._codec.legal
+        for agent, seen in by_agent.items():
+            self._codec.encode(agent, seen, rows.obs[0, agent], rows.legal[0, agent])
             rows.alive[0, agent] = True
-        widths = spec.action_sizes or (spec.action.width,) * spec.n_agents
-        rows.legal[:] = np.arange(spec.action.width) < np.asarray(widths)[:, None]
         if legal is not None:
             rows.legal[0] &= np.asarray(legal, bool)
         rows.first[0] = self._opens

@@ -16,6 +16,7 @@ import polars as pl
 
 from rookery.core.config import label, normalised, to_json
 from rookery.core.errors import ConfigError, RookeryError, RunError
+from rookery.core.host import HostTask
 from rookery.core.keys import stream
 from rookery.core.stats import INTERVAL, show
 from rookery.training import checkpoint, digest, frames, imports, logs, pace, provenance
@@ -245,7 +246,9 @@ def _evaluate(
 
 def score_unit(config: RunConfig) -> str:
     """What the score of the run's task counts."""
-    return "success" if config.task.spec.score == "success" else "return (mean over agents)"
+    if config.task.spec.score == "return":
+        return "return (mean over agents)"
+    return config.task.score_unit if isinstance(config.task, HostTask) else "success"
 
 
 def _finish(

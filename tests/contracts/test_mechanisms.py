@@ -286,7 +286,7 @@ def test_a_transition_is_learned_from_as_a_sequence_of_one_is(double: bool) -> N
         ({"values": Values(dueling=True), "net": NETS["transformer"]}, "use mlp or gru"),
         ({"shift": 4}, "algo.shift moves images"),
         ({"n_step": 3, "td_lambda": 0.5}, "algo.n_step needs"),
-        ({"n_step": 3, "replay": SINGLE.replay}, "--algo.last-action False"),
+        ({"n_step": 3, "replay": SINGLE.replay}, "--algo.no-last-action"),
         ({"huber": 1.0, "credit": Credit("differ")}, "algo.huber"),
     ],
 )

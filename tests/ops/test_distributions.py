@@ -119,7 +119,7 @@ def test_the_deviation_of_a_gaussian_is_bounded() -> None:
         assert float(distributions.log_prob(*args, jnp.full(2, 0.5))) == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize("spec", [DISCRETE, MULTI, BINARY])
+@pytest.mark.parametrize("spec", [DISCRETE, MULTI, BINARY, BOX])
 def test_illegal_columns_get_no_gradient(spec: ActionSpec) -> None:
     """Neither through the log-probability of a legal action nor through the entropy."""
     legal = jnp.ones(spec.width, bool).at[-1].set(False)
@@ -168,3 +168,20 @@ def test_divergence_of_gaussians_is_the_integral() -> None:
     p, q = (distributions.log_prob(spec, mean, std, jnp.ones(a.shape, bool), a) for mean, std in many)
     integral = float(jnp.sum(jnp.exp(p) * (p - q)) * 16 / 4000)
     assert float(distributions.kl(spec, *args[0], *args[1], ok)) == pytest.approx(integral, rel=1e-3)
+
+
+def test_dimensions_that_an_agent_does_not_have_count_for_nothing() -> None:
+    """A box of two dimensions, of which this agent has the first: all is as if there were only that one."""
+    one, legal = ActionSpec("box", (1,)), jnp.array([True, False])
+    old, new, std = jnp.array([0.5, 3.0]), jnp.array([-0.5, -7.0]), jnp.array([0.0, 1.0])
+    alone = jnp.ones(1, bool)
+    # By hand: a unit Gaussian one deviation away, -1/2 - log(2 pi)/2; log(2 pi e)/2; and (0.5 + 0.5)^2 / 2.
+    for action in (-0.5, 9.0):
+        x = jnp.array([1.5, action])
+        assert float(distributions.log_prob(BOX, old, std, legal, x)) == pytest.approx(-1.418939, abs=1e-5)
+    assert float(distributions.entropy(BOX, old, std, legal)) == pytest.approx(1.418939, abs=1e-5)
+    assert float(distributions.kl(BOX, old, std, new, std, legal)) == pytest.approx(0.5, abs=1e-6)
+    assert float(distributions.kl(one, old[:1], std[:1], new[:1], std[:1], alone)) == pytest.approx(0.5, abs=1e-6)
+    for greedy in (False, True):
+        key = jax.random.PRNGKey(0)
+        assert distributions.sample(BOX, old, std, legal, key, greedy=greedy)[1] == 0.0

@@ -132,11 +132,14 @@ def test_other_team_moves_by_itself(opponents: Any, action_type: Any) -> None:
 
 
 def test_continuous_actions() -> None:
-    spec = Mpe(scenario="simple_speaker_listener", action_type="continuous").spec
+    padded = Mpe(scenario="simple_speaker_listener", action_type="continuous")
+    spec = padded.spec
     assert (spec.action.kind, spec.action.sizes) == ("box", (5,))
     low, high = spec.action.bounds
     assert low.shape == high.shape == (2, 5) and np.all(low == 0.0) and np.all(high == 1.0)
     assert spec.action_sizes == (3, 5)
+    _, step = hasty_jit(padded.reset)(KEY)
+    assert np.asarray(step.legal).astype(int).tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], "padding is illegal"
     task = Mpe(action_type="continuous")
     state, step = task.reset(KEY)
     assert np.all(step.legal)

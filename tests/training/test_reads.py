@@ -16,6 +16,11 @@ from rookery.core import config as configs
 from rookery.core.errors import ConfigError
 from rookery.core.registry import PRESETS, TASKS, find_task
 from rookery.tasks.compiled.matrix import Matrix
+from rookery.tasks.host.atari_task import Atari
+from rookery.tasks.host.factory_task import Factory
+from rookery.tasks.host.gymnasium_task import Gymnasium
+from rookery.tasks.host.pettingzoo_task import PettingZoo
+from rookery.tasks.host.pymarl_task import PyMarl
 from rookery.training.check import check
 from rookery.training.compiled.program import Program
 from rookery.training.config import RunConfig, Sweep
@@ -145,9 +150,35 @@ def test_nothing_is_written_before_the_refusal(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_only_stepping_an_emulator_reads_is_read() -> None:
-    pytest.importorskip("ale_py")
-    algo = PRESETS["der"].small()
-    task = replace(find_task("atari:Pong"), life_loss=True, sticky=0.25, clip_rewards=False)
-    config = RunConfig("der", "atari:Pong", algo, task)
-    assert [path for path in unread(config) if path.startswith("task.")] == []
+HOST_TASKS = {
+    "gymnasium": Gymnasium(),
+    "pettingzoo": PettingZoo(cooperative=False, teams=("a", "b", "c")),
+    "pymarl": PyMarl(path="host_toys:Corridor"),
+    "atari": Atari(),
+    "host": Factory("host", "host_toys:cart_pole"),
+    "host, of several agents": Factory("host", "host_toys:tic_tac_toe", cooperative=False),
+}
+UNREAD = {
+    # What a factory returns may have no use for them.
+    "host": {"task.teams", "task.state"},
+    "host, of several agents": {"task.clip_rewards"},
+}
+
+
+@pytest.mark.parametrize("name", HOST_TASKS)
+def test_all_that_stepping_a_host_task_reads_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether when it is made, opened or stepped; without a step."""
+    for package in ("gymnasium", "pettingzoo", "mpe2", "ale_py"):
+        pytest.importorskip(package)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "tasks" / "host")
+    task = HOST_TASKS[name]
+    wanted = {f"task.{path}" for path in configs.leaves(task) if path != "family"} - UNREAD.get(name, set())
+    assert wanted <= reads(RunConfig("dqn", name, PRESETS["dqn"].small(), task), wanted)
+
+
+def test_what_only_stepping_reads_is_not_refused() -> None:
+    """Of a Gymnasium environment whose frames are skipped, too."""
+    pytest.importorskip("gymnasium")
+    name = "gymnasium:CartPole-v1"
+    changes = {"check_bounds": False, "limit_is_truncation": True, "frame_skip": 2, "sticky": 0.25}
+    refuse_unread(RunConfig("dqn", name, PRESETS["dqn"], replace(find_task(name), **changes)))

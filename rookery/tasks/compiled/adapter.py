@@ -290,11 +290,8 @@ def _masks(world: World, env_state: Any) -> list[Array]:
 
 def _legal(world: World, env_state: Any) -> Bool[Array, "agent action"]:
     """Padded mask of the task's agents."""
-    spec = world.spec
-    if spec.action.kind == "box":
-        return jnp.ones((spec.n_agents, spec.action.width), bool)
     masks = _masks(world, env_state)
-    return jnp.stack([_pad(masks[i], (spec.action.width,)) for i in world.learners])
+    return jnp.stack([_pad(masks[i], (world.spec.action.width,)) for i in world.learners])
 
 
 def _observe(world: World, obs: Any) -> Array:

@@ -16,10 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError, suggest
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import Count, Fraction, Whole
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import make_spec
 from rookery.tasks.host.spaces import Actions, Observations
@@ -27,10 +26,11 @@ from rookery.tasks.host.spaces import Actions, Observations
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Atari(HostTask):
+class Atari(base.MadeTask):
     """An Atari game. Observations are uint8 [height, width, channel], or [byte] of memory.
 
-    The last axis holds the last frames, oldest first; before an episode's first frame there are zeros.
+    The last axis holds the last frames, oldest first; before an episode's first frame there are zeros. Only
+    processes step emulators in parallel: they hold Python's lock.
     """
 
     family: Literal["atari"] = "atari"
@@ -91,11 +91,6 @@ class Atari(HostTask):
         return (128,) if self.observe == "ram" else (self.size, self.size, 1 if self.grey else 3)
 
     @property
-    def spec(self) -> Spec:
-        """The static facts of the game."""
-        return base.spec_of(self)
-
-    @property
     def protocol(self) -> dict[str, bool | int | float | str]:
         """What a table of Atari scores must say."""
         return {
@@ -110,9 +105,10 @@ class Atari(HostTask):
         """Emulator frames per action."""
         return (self.frame_skip + (self.frame_skip_min or self.frame_skip)) / 2
 
-    def open(self, envs: int) -> HostEnvs:
-        """So many games, stepped in a loop. The emulator holds Python's lock: only processes step it in parallel."""
-        return base.open_envs(self, envs)
+    @property
+    def score_unit(self) -> str:
+        """What `Step.success` counts: the return, where rewards are clipped."""
+        return "return without clipping" if self.clip_rewards else "success"
 
     def make(self) -> AtariGame:
         """One game."""
@@ -129,7 +125,6 @@ class AtariGame:
         ale_py = base.import_module("ale_py", name)
         self._cv2 = base.import_module("cv2", name)
         self._cv2.setNumThreads(1)  # a frame is too small to share; one process per core steps the games
-        # A copy reads every entry now: what is read while stepping would be taken for a flag without effect.
         self._config = config = replace(config)
         self._ale = _emulator(ale_py, config.game)
         self._start = self._ale.cloneState()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import abc
 import importlib
 import json
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rookery.core.errors import ConfigError, suggest
-from rookery.core.host import HostEnvs, Rows
+from rookery.core.codec import Codec
+from rookery.core.errors import ConfigError, RookeryError, suggest
+from rookery.core.host import HostEnvs, HostTask, Rows
 from rookery.core.types import Spec
-from rookery.tasks.host.spaces import Actions, Observations, show, violation
+from rookery.tasks.host.spaces import MASK, Actions, Observations, show, violation
 
 EXTRAS = {
     "gymnasium": "gymnasium",
@@ -39,6 +43,9 @@ EXTRAS = {
 class SingleEnv(Protocol):
     """One environment. Its rows are views without an env axis: `row.last[...] = True`.
 
+    It reads every setting when it is made, if only by a copy of its config: settings that nobody reads are refused
+    (training/reads.py), and no step is taken to find them.
+
     Before `reset`, the row is cleared: reward 0, discount 1, everybody alive, base `legal`, obs 0. Before `step` it
     holds the current row, so only what changes is written. `first` is not its business.
     """
@@ -60,11 +67,11 @@ class LoopEnvs:
     than one check per environment on every hundredth row.
     """
 
-    def __init__(self, envs: Sequence[SingleEnv], *, check_bounds: bool = True, clip_actions: bool = True) -> None:
+    def __init__(self, envs: Sequence[SingleEnv]) -> None:
         self._envs = tuple(envs)
         first = self._envs[0]
-        self.spec, self._actions, self._clip = first.spec, first.actions, clip_actions
-        self._bounds = first.observations.bounds(declared=check_bounds)
+        self.spec, self._actions = first.spec, first.actions
+        self._bounds = first.observations.bounds(declared=first.observations.check)
         self._discrete = self._actions.kind == "discrete"
         self._steps = tuple(env.step for env in self._envs)
         self._views: OrderedDict[int, tuple[Rows, list[Rows]]] = OrderedDict()
@@ -83,7 +90,7 @@ class LoopEnvs:
         ended = rows.last.tolist()
         rows.first[...] = rows.last
         views = self._views_of(rows)
-        actions = self._actions.prepare(action, clip=self._clip)
+        actions = self._actions.prepare(action, clip=self._actions.clip)
         if True in ended:
             self._clear(rows, rows.first)
             for i, step in enumerate(self._steps):
@@ -149,7 +156,7 @@ class LoopEnvs:
             low, high = (bound[(agent, *rest)] for bound in self._bounds)
             problem = (
                 f"is {values[(env, agent, *rest)]!r}, outside its declared bounds {low!r} to {high!r} "
-                "(--task.check-bounds False accepts it)"
+                "(--task.no-check-bounds accepts it)"
             )
         raise violation(self.spec.name, name, field + place, problem)
 
@@ -159,26 +166,60 @@ def _all(x: np.ndarray) -> bool:
     return bool(np.count_nonzero(x) == x.size)
 
 
-@runtime_checkable
-class Maker(Protocol):
+class MadeTask(HostTask):
     """A config that makes single environments."""
 
-    def make(self) -> SingleEnv: ...
+    @abc.abstractmethod
+    def make(self) -> SingleEnv:
+        """One environment."""
+
+    @property
+    def spec(self) -> Spec:
+        """The static facts of the environment, which is opened once to learn them."""
+        return _facts(self)[0]
+
+    @property
+    def codec(self) -> Codec:
+        """Observations and actions as the environment's spaces say."""
+        return _facts(self)[1]
+
+    def open(self, envs: int) -> HostEnvs:
+        """So many environments, stepped in a loop."""
+        return LoopEnvs([self.make() for _ in range(envs)])
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """See `Codec`."""
+
+    actions: Actions
+    observations: Observations
+
+    @property
+    def legal(self) -> np.ndarray:
+        """All actions that each agent has."""
+        return self.actions.legal
+
+    def encode(self, agent: int, seen: Any, obs: np.ndarray, legal: np.ndarray) -> None:
+        """Write an observation, and the mask that is part of it."""
+        writer = self.observations.each[agent]
+        writer.write(seen, obs)
+        if writer.masked:
+            self.actions.mask(writer.env, agent, writer.agent, seen[MASK], legal)
+
+    def decode(self, agent: int, action: Any) -> Any:
+        """An action of the agent's own space."""
+        return self.actions.native[agent](action.item() if self.actions.kind == "discrete" else action)
 
 
 @cache
-def spec_of(task: Maker) -> Spec:
-    """The task's spec: one environment is opened to learn it, and closed."""
+def _facts(task: MadeTask) -> tuple[Spec, Spaces]:
+    """The task's spec and spaces: one environment is opened to learn them, and closed."""
     env = task.make()
     try:
-        return env.spec
+        return env.spec, Spaces(env.actions, env.observations)
     finally:
         env.close()
-
-
-def open_envs(task: Maker, envs: int, *, check_bounds: bool = True, clip_actions: bool = True) -> HostEnvs:
-    """So many environments of a task in a loop."""
-    return LoopEnvs([task.make() for _ in range(envs)], check_bounds=check_bounds, clip_actions=clip_actions)
 
 
 # --- names and arguments in configs
@@ -223,7 +264,8 @@ def missing(module: str, what: str) -> ConfigError:
     """The error for a module that cannot be found, with the extra that brings it."""
     top = module.split(".")[0]
     extra = EXTRAS.get(top)
-    hint = f" Run: pip install 'rookery[{extra}]'" if extra else " Is its package installed in this environment?"
+    own = f" Is its package installed in this environment? A file of your own is found with --import {top}.py."
+    hint = f" Run: pip install 'rookery[{extra}]'" if extra else own
     return ConfigError(f"{what}: there is no module '{module}'.{hint}")
 
 
@@ -262,17 +304,23 @@ def load(path: str, what: str) -> Callable[..., Any]:
     return vars(found)[name]
 
 
-def call(maker: Callable[..., Any], kwargs: dict[str, Any], what: str) -> Any:
-    """What the maker returns; its complaint about arguments becomes a ConfigError."""
+def call(maker: Callable[..., Any], kwargs: dict[str, Any], what: str, option: str = "task.kwargs") -> Any:
+    """What the maker returns; what it raises becomes a ConfigError."""
     try:
         return maker(**kwargs)
+    except RookeryError:
+        raise
     except TypeError as error:
-        raise ConfigError(f"{what} cannot be opened with task.kwargs {json.dumps(kwargs)}: {error}.") from error
+        raise ConfigError(f"{what} cannot be opened with {option} {json.dumps(kwargs)}: {error}.") from error
     except ImportError as error:
         name = error.name or ""
         if name.split(".")[0] in EXTRAS:
             raise missing(name, what) from error
         raise ConfigError(f"{what} cannot be opened: {error}.") from error
+    except Exception as error:  # of any kind: it is the code of somebody else
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__} at {where.filename}:{where.lineno}: {error}"
+        raise ConfigError(f"{what} cannot be opened with {option} {json.dumps(kwargs)}: {problem}") from error
 
 
 def limit_of(env: Any, names: Sequence[str]) -> int:

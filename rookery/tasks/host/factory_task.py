@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, HostTask
 from rookery.core.ranges import NonNegative, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import Gymnasium
 from rookery.tasks.host.pettingzoo_task import PettingZoo
@@ -18,7 +16,7 @@ from rookery.tasks.host.pymarl_task import METHODS, PyMarl
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Factory(HostTask):
+class Factory(base.MadeTask):
     """A function or class that returns a gymnasium.Env, a PettingZoo environment or a PyMARL MultiAgentEnv."""
 
     family: Literal["host"] = "host"
@@ -53,13 +51,9 @@ class Factory(HostTask):
         check_ranges(self, "task")
 
     @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
+    def score_unit(self) -> str:
+        """What `Step.success` counts: the return, where rewards are clipped."""
+        return "return without clipping" if self.clip_rewards else "success"
 
     def make(self) -> base.SingleEnv:
         """One environment, of whichever interface the factory's has."""
@@ -68,11 +62,22 @@ class Factory(HostTask):
         found = interface(env)
         if found == "gymnasium":
             return Gymnasium(
-                limit=self.limit, clip_rewards=self.clip_rewards, drop=self.drop, cooperative=self.cooperative
+                limit=self.limit,
+                clip_rewards=self.clip_rewards,
+                clip_actions=self.clip_actions,
+                drop=self.drop,
+                cooperative=self.cooperative,
+                check_bounds=self.check_bounds,
             ).adapt(env, name)
         if found == "pettingzoo":
             return PettingZoo(
-                limit=self.limit, cooperative=self.cooperative, teams=self.teams, state=self.state, drop=self.drop
+                limit=self.limit,
+                cooperative=self.cooperative,
+                teams=self.teams,
+                state=self.state,
+                clip_actions=self.clip_actions,
+                drop=self.drop,
+                check_bounds=self.check_bounds,
             ).adapt(env, name)
         if found == "pymarl":
             return PyMarl(limit=self.limit, cooperative=self.cooperative).adapt(env, name)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import BelowOne, Count, NonNegative, Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
 from rookery.core.types import Spec
@@ -31,13 +31,15 @@ PLUGINS = {
     "Vizdoom": "vizdoom.gymnasium_wrapper",
 }
 """Beginning of an id -> the package that registers it when it is imported."""
+NEEDS = {"box2d": "box2d", "swig": "box2d", "mujoco": "mujoco"}
+"""Word in Gymnasium's complaint about a package that is missing -> the extra that brings it."""
 LIMITS = ("max_steps", "_max_episode_steps")
 """Attributes in which environments without a TimeLimit keep their own (minigrid, rware, lbforaging)."""
 
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class Gymnasium(HostTask):
+class Gymnasium(base.MadeTask):
     """A registered Gymnasium environment."""
 
     family: Literal["gymnasium"] = "gymnasium"
@@ -80,13 +82,9 @@ class Gymnasium(HostTask):
             split_wrapper(wrapper)
 
     @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
+    def score_unit(self) -> str:
+        """What `Step.success` counts: the return, where rewards are clipped."""
+        return "return without clipping" if self.clip_rewards else "success"
 
     def make(self) -> GymnasiumEnv:
         """One environment."""
@@ -103,13 +101,14 @@ class GymnasiumEnv:
     """One Gymnasium environment that writes rows."""
 
     def __init__(self, config: Gymnasium, env: Any, name: str) -> None:
-        self._env, self._name, self._config = env, name, config
+        self._env, self._name = env, name
+        self._config = config = replace(config)
         self._several = is_multi_agent(env)
         action, seen = env.action_space, env.observation_space
         acts, sees = (tuple(action.spaces), tuple(seen.spaces)) if self._several else ((action,), (seen,))
         agents = tuple(f"agent_{i}" for i in range(len(acts))) if self._several else ("agent",)
-        self.actions = Actions(name, agents, acts)
-        self.observations = Observations(name, agents, sees, config.drop)
+        self.actions = Actions(name, agents, acts, clip=config.clip_actions)
+        self.observations = Observations(name, agents, sees, config.drop, check=config.check_bounds)
         limit = config.limit or math.ceil(own_limit(env) / config.frame_skip)
         self.spec = make_spec(
             name,
@@ -147,7 +146,9 @@ class GymnasiumEnv:
         else:
             self._write(obs, row.obs[0])
         self._earn(reward, row)
-        if terminated or truncated or self._t == self._limit:
+        if self._several:
+            self._leave(np.asarray(terminated, bool), np.asarray(truncated, bool), info, row)
+        elif terminated or truncated or self._t == self._limit:
             self._end(bool(terminated), info, row)
 
     def close(self) -> None:
@@ -180,10 +181,20 @@ class GymnasiumEnv:
             self._score += float(row.reward.mean())
             np.clip(row.reward, -clip, clip, out=row.reward)
 
-    def _end(self, terminated: bool, info: Any, row: Rows) -> None:
+    def _leave(self, terminated: np.ndarray, truncated: np.ndarray, info: Any, row: Rows) -> None:
+        """Endings of several agents: one word for all, or one for each. The episode ends with the last agent."""
+        gone = terminated | truncated | ~row.alive
+        if gone.all() or self._t == self._limit:
+            self._end(terminated, info, row)
+        elif gone.any():
+            row.alive[gone] = False
+            row.discount[gone] = 0
+            row.legal[gone] = (self.actions.idle & self.actions.legal)[gone]
+
+    def _end(self, terminated: bool | np.ndarray, info: Any, row: Rows) -> None:
         """The row closes the episode. A time limit keeps the discount."""
-        if terminated and not (self._config.limit_is_truncation and self._t == self._limit):
-            row.discount[...] = 0
+        if not (self._config.limit_is_truncation and self._t == self._limit):
+            row.discount[terminated] = 0
         row.last[...] = True
         row.success[...] = self._score if self._config.clip_rewards else success_of(info)
 
@@ -196,7 +207,7 @@ class GymnasiumEnv:
                 self._previous = action
             obs, reward, terminated, truncated, info = self._env.step(self._previous)
             total = total + (np.asarray(reward) if self._several else reward)
-            if terminated or truncated:
+            if np.all(np.logical_or(terminated, truncated)):
                 break
         return obs, total, terminated, truncated, info
 
@@ -262,16 +273,19 @@ def make_registered(name: str, kwargs: dict[str, Any], limit: int, what: str) ->
     if ":" in name:
         base.import_module(name.partition(":")[0], what)
     options = {"max_episode_steps": limit} if limit else {}
-    maker = partial(gymnasium.make, name, disable_env_checker=True, **options)
-    try:
-        return base.call(maker, kwargs, what)
-    except gymnasium.error.DependencyNotInstalled as error:
-        extra = "box2d" if "box2d" in str(error).lower() or "swig" in str(error).lower() else "gymnasium"
-        raise ConfigError(f"{what}: {str(error).rstrip('.')}. Run: pip install 'rookery[{extra}]'") from error
-    except gymnasium.error.Error as error:
-        known = [key for key in gymnasium.registry if key[:3].lower() == name.rpartition(":")[2][:3].lower()]
-        close = base.suggest(name, known) if known else ""
-        raise ConfigError(f"{what}: {str(error).rstrip('.')}.{close}") from error
+
+    def make(**kwargs: Any) -> Any:
+        try:
+            return gymnasium.make(name, disable_env_checker=True, **options, **kwargs)
+        except gymnasium.error.DependencyNotInstalled as error:
+            extra = next((extra for word, extra in NEEDS.items() if word in str(error).lower()), "gymnasium")
+            raise ConfigError(f"{what}: {str(error).rstrip('.')}. Run: pip install 'rookery[{extra}]'") from error
+        except gymnasium.error.Error as error:
+            known = [key for key in gymnasium.registry if key[:3].lower() == name.rpartition(":")[2][:3].lower()]
+            close = base.suggest(name, known) if known else ""
+            raise ConfigError(f"{what}: {str(error).rstrip('.')}.{close}") from error
+
+    return base.call(make, kwargs, what)
 
 
 def split_wrapper(text: str) -> tuple[str, dict[str, Any]]:
@@ -286,5 +300,5 @@ def wrap(env: Any, wrappers: Sequence[str]) -> Any:
     """The environment inside its wrappers."""
     for text in wrappers:
         path, kwargs = split_wrapper(text)
-        env = base.call(partial(base.load(path, "task.wrappers"), env), kwargs, f"wrapper {path}")
+        env = base.call(partial(base.load(path, "task.wrappers"), env), kwargs, f"task.wrappers: {path}", "arguments")
     return env

@@ -20,10 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rookery.core.errors import ConfigError, suggest
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import make_spec, split_wrapper, success_of, wrap
 from rookery.tasks.host.spaces import Actions, Observations, mask_of, show, violation
@@ -31,7 +30,7 @@ from rookery.tasks.host.spaces import Actions, Observations, mask_of, show, viol
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class PettingZoo(HostTask):
+class PettingZoo(base.MadeTask):
     """A PettingZoo environment, parallel or AEC."""
 
     family: Literal["pettingzoo"] = "pettingzoo"
@@ -71,15 +70,6 @@ class PettingZoo(HostTask):
         for wrapper in self.wrappers:
             split_wrapper(wrapper)
 
-    @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs, check_bounds=self.check_bounds, clip_actions=self.clip_actions)
-
     def make(self) -> ParallelPlayer | TurnPlayer:
         """One environment."""
         name = f"pettingzoo:{self.module}"
@@ -110,8 +100,9 @@ class Table:
         self.agents = tuple(getattr(env, "possible_agents", None) or env.agents)
         self.index = {agent: i for i, agent in enumerate(self.agents)}
         names = tuple(str(agent) for agent in self.agents)
-        self.actions = Actions(name, names, [env.action_space(a) for a in self.agents])
-        self.observations = Observations(name, names, [env.observation_space(a) for a in self.agents], config.drop)
+        self.actions = Actions(name, names, [env.action_space(a) for a in self.agents], clip=config.clip_actions)
+        seen = [env.observation_space(a) for a in self.agents]
+        self.observations = Observations(name, names, seen, config.drop, check=config.check_bounds)
         # A turn-based environment counts cycles, not moves: only a limit from the config is known there.
         self.limit = config.limit or (0 if turns else _own_limit(env.unwrapped))
         self.uses_state = config.state
@@ -153,7 +144,11 @@ class Table:
         """The agent does not act from this row on."""
         row.alive[i] = False
         row.discount[i] = 0
-        row.legal[i] = self.actions.idle
+        self.idle(i, row)
+
+    def idle(self, i: int, row: Rows) -> None:
+        """The agent's action is ignored in this row."""
+        row.legal[i] = self.actions.idle & self.actions.legal[i]
 
     def write_state(self, row: Rows) -> None:
         """Write the environment's own state, if it is used."""
@@ -340,7 +335,7 @@ class TurnPlayer:
                 table.see(i, obs, _of(env.infos, agent), row)
             else:
                 table.observations.each[i].write(obs, row.obs[i])
-                row.legal[i] = self.actions.idle
+                table.idle(i, row)
         table.write_state(row)
 
     def _bury(self, row: Rows) -> None:
@@ -370,7 +365,7 @@ def _state_of(env: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(env.state(), np.float32)
     except (NotImplementedError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{name} has no state() of its own ({error}): set --task.state False.") from error
+        raise ConfigError(f"{name} has no state() of its own ({error}): set --task.no-state.") from error
 
 
 def _teams(given: tuple[str, ...], agents: tuple[str, ...], name: str) -> tuple[str, ...]:
@@ -380,7 +375,7 @@ def _teams(given: tuple[str, ...], agents: tuple[str, ...], name: str) -> tuple[
     prefixes = tuple(agent.rpartition("_")[0] or agent for agent in agents)
     found = given or (prefixes if len(set(prefixes)) > 1 else agents)
     if len(set(found)) == 1:
-        raise ConfigError(f"{name}: one team only, '{found[0]}': set --task.cooperative True instead.")
+        raise ConfigError(f"{name}: one team only, '{found[0]}': set --task.cooperative instead.")
     return found
 
 

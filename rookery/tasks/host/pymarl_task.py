@@ -2,7 +2,7 @@
 
 `pymarl:package.module:Class`. What is used: get_env_info (n_agents, n_actions, obs_shape, state_shape, episode_limit),
 reset, step, get_obs, get_state, get_avail_actions and close. `step` returns (reward, terminated, info), or EPyMARL's
-(obs, reward, terminated, truncated, info). A scalar reward is every agent's.
+(obs, reward, terminated, truncated, info). A scalar reward is given to every agent.
 
 Seeds: `reset(seed=...)` if it takes one, else `seed(seed)` if that takes one; else episodes are not reproducible.
 """
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from rookery.core.errors import ConfigError
-from rookery.core.host import HostEnvs, HostTask, Rows
+from rookery.core.host import Rows
 from rookery.core.ranges import Whole, check_ranges
 from rookery.core.registry import TASK_FAMILIES, family
-from rookery.core.types import Spec
 from rookery.tasks.host import base
 from rookery.tasks.host.gymnasium_task import make_spec
 from rookery.tasks.host.spaces import Actions, Observations, show, violation
@@ -32,7 +31,7 @@ WINS = ("battle_won", "score_reward", "is_success", "success")
 
 @family(TASK_FAMILIES)
 @dataclass(frozen=True)
-class PyMarl(HostTask):
+class PyMarl(base.MadeTask):
     """An environment with PyMARL's MultiAgentEnv interface."""
 
     family: Literal["pymarl"] = "pymarl"
@@ -52,15 +51,6 @@ class PyMarl(HostTask):
     def __post_init__(self) -> None:
         base.set_canonical(self, kwargs=base.canonical_kwargs(self.kwargs))
         check_ranges(self, "task")
-
-    @property
-    def spec(self) -> Spec:
-        """The static facts of the environment, which is opened once to learn them."""
-        return base.spec_of(self)
-
-    def open(self, envs: int) -> HostEnvs:
-        """So many environments, stepped in a loop."""
-        return base.open_envs(self, envs)
 
     def make(self) -> PyMarlEnv:
         """One environment."""
@@ -82,7 +72,8 @@ class PyMarlEnv:
     def __init__(self, config: PyMarl, env: Any, name: str) -> None:
         from gymnasium.spaces import Box, Discrete
 
-        self._env, self._name, self._config, self._t = env, name, config, 0
+        self._env, self._name, self._t = env, name, 0
+        self._config = config = replace(config)
         self._seeded = _seeding(env)
         try:
             info = env.get_env_info()
@@ -129,7 +120,7 @@ class PyMarlEnv:
             problem = f"must be a number, or one for each agent: {show(reward)}"
             raise violation(self._name, "all", "reward", problem) from None
         done = bool(np.all(terminated))
-        cut = bool(np.all(truncated)) or bool(info.get("episode_limit", False)) if isinstance(info, Mapping) else False
+        cut = bool(np.all(truncated)) or (isinstance(info, Mapping) and bool(info.get("episode_limit", False)))
         if not (done or cut or self._t == self._limit):
             return
         if done and not cut:

@@ -149,7 +149,11 @@ class Observation:
 class Observations:
     """The padded observations of all agents."""
 
-    def __init__(self, env: str, agents: Sequence[str], spaces: Sequence[Any], drop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, env: str, agents: Sequence[str], spaces: Sequence[Any], drop: Sequence[str] = (), *, check: bool = True
+    ) -> None:
+        self.check = check
+        """Whether rows are checked against the declared bounds too."""
         self.each = tuple(Observation(env, a, s, drop) for a, s in zip(agents, spaces, strict=True))
         shapes = {o.shape for o in self.each}
         self.padded = len(shapes) > 1
@@ -238,7 +242,9 @@ _KINDS = {"Discrete": "discrete", "MultiDiscrete": "multi_discrete", "MultiBinar
 class Actions:
     """The padded action space of all agents, and each agent's own action made of a padded one."""
 
-    def __init__(self, env: str, agents: Sequence[str], spaces: Sequence[Any]) -> None:
+    def __init__(self, env: str, agents: Sequence[str], spaces: Sequence[Any], *, clip: bool = True) -> None:
+        self.clip = clip
+        """Whether Box actions are clipped to their bounds."""
         kinds = {_KINDS.get(_kind(space), _kind(space)) for space in spaces}
         if len(kinds) > 1 or not kinds <= set(_KINDS.values()):
             listed = ", ".join(f"{a}: {s}" for a, s in zip(agents, spaces, strict=True))

@@ -189,7 +189,7 @@ class LearnerPool:
 
 
 def _report(parts: list[Part]) -> ChunkReport:
-    """What all learners tell of a chunk, in the order of steps."""
+    """The report of a chunk, with the iterations of all learners in the order of their steps."""
     values, steps = (np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "steps"))
     order = np.argsort(steps.max(axis=1), kind="stable")
     values, steps = np.moveaxis(values[order], 1, 0), np.moveaxis(steps[order], 1, 0)  # members first

@@ -22,9 +22,10 @@ from typing import IO, Any
 
 from rookery.core.errors import RookeryError, TrainingError
 
+LOOK = signal.SIGUSR1  # answered by the Python stacks of all threads, also while C code runs
 DONE, FAILED, REFUSED = b"d", b"f", b"c"
 START = 300.0  # seconds that a process may take to import its task and open its environments
-_LEAVE = 2.0  # seconds that it may take to close them
+LEAVE = 2  # seconds that it may take to close them
 
 # Runs before anything is imported, so that a process never outlives a parent that dies early.
 _BOOTSTRAP = """
@@ -53,7 +54,7 @@ class Child:
         fds = (told, answers, memory.fileno(), self._faults.fileno())
         code = _BOOTSTRAP.format(parent=os.getpid(), path=sys.path, module=module, fds=fds)
         variables = {**os.environ, **environment}
-        self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=fds, env=variables)
+        self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=fds, env=variables, process_group=0)
         os.close(told)
         os.close(answers)
         self._name = f"{name} (process {self.pid})"
@@ -88,18 +89,34 @@ class Child:
 
     def hung(self, seconds: float) -> ChildError:
         """What to say of a process that did not answer."""
+        stack = self._look()
         return ChildError(
             f"{self._name} did not answer for {seconds:g} seconds. If its environments may take that long, raise "
-            "--workers.timeout."
+            "--workers.timeout." + (f" It is here:\n{stack}" if stack else "")
         )
+
+    def _look(self) -> str:
+        """Where the process is now, if it says so soon."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, LOOK)
+        before, now = "", ""
+        for _ in range(20):
+            before, now = now, self._stack()
+            if now and now == before:  # it has been written to its end
+                break
+            time.sleep(0.05)
+        return now
+
+    def _stack(self) -> str:
+        """What the process has written of its Python stack. Its file's position, where it writes, is not moved."""
+        return os.pread(self._faults.fileno(), 1 << 20, 0).decode(errors="replace").strip()
 
     def _ending(self) -> str:
         """How the process ended, with the Python stack at a crash if there is one."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_LEAVE)
+            self._process.wait(timeout=LEAVE)
         code = self._process.returncode
-        self._faults.seek(0)
-        stack = self._faults.read().decode(errors="replace")
+        stack = self._stack()
         how = "closed its pipe" if code is None else f"exited with code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
@@ -110,20 +127,25 @@ class Child:
         os.close(self._commands)
 
     def kill(self) -> None:
-        """End the process now."""
-        self._process.kill()
+        """End the process now, with all that it started."""
+        self._end()
         self.leave()
         self.join()
 
     def join(self) -> None:
         """Wait until the process has ended, but not for long."""
         try:
-            self._process.wait(timeout=_LEAVE)
+            self._process.wait(timeout=LEAVE)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._end()
             self._process.wait()
         os.close(self.replies)
         self._faults.close()
+
+    def _end(self) -> None:
+        """Kill the process's group: environments may have started servers of games."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def answers(
@@ -180,6 +202,7 @@ def guard(serve: Callable[[int, int, int], None], commands: int, replies: int, m
     """Serve commands; whatever is raised is answered, and ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides what an interrupt means
     faulthandler.enable(file=faults)
+    faulthandler.register(LOOK, file=faults)
     try:
         with os.fdopen(commands, "rb", buffering=0) as told:
             serve(told.fileno(), replies, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -76,8 +77,6 @@ class Collector:
         read, fixed, now = of_state.take(leaves), of_shared.take(shared), [of_acting.take(half) for half in acting]
         for half in halves:
             half.turn()
-        if self._restart:
-            self._begin_all()
         for t in range(self.program.length):
             for i, half in enumerate(halves):
                 if t:
@@ -91,6 +90,8 @@ class Collector:
             self._arrive(half, self.program.length)
             half.blocks[-1] = half.stepper.block
         self._record()
+        if self._restart:
+            self._begin_all()
         acted = tuple(of_acting.put(half) for half in now)
         return acted, tuple(half.blocks for half in halves)
 
@@ -127,6 +128,8 @@ class Collector:
     def begin(self) -> Progress:
         """First episodes everywhere."""
         self._reset()
+        if self._restart:
+            self._begin_all()
         return self._begun()
 
     def _begun(self) -> Progress:
@@ -138,6 +141,8 @@ class Collector:
 
     def worlds(self, acting: tuple[Acting, ...], progress: Progress) -> HostWorlds:
         """What a state holds of the environments."""
+        if self._restart:  # of what the next rollout begins with
+            progress = replace(progress, checksum=self._begun().checksum)
         self._checksum = np.asarray(progress.checksum)
         carry = self.program.join([half.carry for half in acting])
         return HostWorlds(**self.journal.arrays(), checksum=progress.checksum, carry=carry, tally=progress.tally)
@@ -152,9 +157,25 @@ class Collector:
             return kept
         self.journal.load(worlds)
         if self._restart:
-            self.resumed = "bit for bit: every rollout begins with a reset"
-            return kept
+            return worlds.carry, self._begin_again(kept[1])
         return self._rebuild(member, *kept)
+
+    def _begin_again(self, progress: Progress) -> Progress:
+        """The resets that the next rollout begins with. No episode goes on, so that nothing can be rebuilt."""
+        self._reset()
+        checksum, envs = self._begun().checksum, len(self.journal.seed)
+        different = np.sum((np.asarray(checksum) != np.asarray(progress.checksum)).any(axis=-1))
+        if different:
+            self.resumed = (
+                f"fresh episodes: resets of {different} of {envs} environments did not show the same observations "
+                "again, though their seeds were the same"
+            )
+        else:
+            self.resumed = (
+                f"at a reset: {envs} environments showed the same first observations again; no steps were compared, so "
+                "the run goes on bit for bit if its environments depend on nothing but seeds and actions"
+            )
+        return replace(progress, checksum=checksum)
 
     def _rebuild(self, member: Member, carry: Any, progress: Progress) -> tuple[Any, Progress]:
         journal, envs = self.journal, len(self.journal.seed)

@@ -131,7 +131,8 @@ class HostEngine:
         """The report with a metric for restarted workers, where they may be."""
         if self.config.workers.on_failure != "restart":
             return report
-        new, self._restarts = self._collector.restarts - self._restarts, self._collector.restarts
+        total = self._collector.restarts + self.player.restarts  # those of the evaluation before this chunk, too
+        new, self._restarts = total - self._restarts, total
         values = np.asarray(report.sums.values)
         counted = np.broadcast_to(np.asarray([[new], [1.0]], np.float32), (*values.shape[:-1], 1))
         sums = Packed(np.concatenate([values, counted], axis=-1), (*report.sums.names, "train/worker_restarts"))

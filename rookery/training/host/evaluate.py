@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from rookery.core.errors import TrainingError
 from rookery.core.keys import stream
 from rookery.core.types import Action, Arrays, Carry, Clock, Step
 from rookery.training.compiled.compiler import Executable, jit
@@ -27,6 +28,7 @@ from rookery.training.state import Episodes
 
 When = tuple[Array, Array, Array]
 """Iteration, steps of each member, budget."""
+_LOSSES = 3  # times that one episode may begin again
 _OPEN = zlib.crc32(b"open")
 
 
@@ -40,6 +42,11 @@ class Player:
         self._stepper: Stepper | None = None
         self._acts: dict[bool, Executable] = {}
         self._carry = jit(self.carry)
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were restarted so far."""
+        return self._stepper.restarts if self._stepper is not None else 0
 
     def carry(self, swept: Any, keys: Array) -> Carry:
         """Fresh carries of all members."""
@@ -120,19 +127,28 @@ class Player:
         act = self.executable(live=live)
         stepper.reset(seeds)
         end = time.perf_counter() + seconds
-        for _ in range(spec.limit or LONGEST):
+        left, losses = np.full(n, spec.limit or LONGEST), np.zeros(n, int)
+        while (going & (left > 0)).any():
             # A copy: the device may still read it when the environments have moved on.
             now, action = act(fixed, now, stepper.block.copy())
             stepper.send(np.asarray(action), seeds)
             lost = stepper.wait()
-            if lost is not None:  # their episodes begin again
-                returns[lost & going], length[lost & going] = 0.0, 0
+            left -= 1
+            if lost is not None:  # their episodes begin again, and last as long as others
+                again = lost & going
+                returns[again], length[again], left[again] = 0.0, 0, spec.limit or LONGEST
+                losses += again
+                if losses.max() > _LOSSES:
+                    raise TrainingError(
+                        f"an episode of an evaluation on {spec.name} was lost {losses.max()} times with its worker. "
+                        "Train with --workers.on-failure stop to see why."
+                    )
             # Environments whose episode is over play on; what they do is not counted.
             returns[going] += rows.reward[going]
             length += going & ~rows.first
             success[going] = rows.success[going]
             going &= ~rows.last
-            if not going.any() or time.perf_counter() > end:
+            if time.perf_counter() > end:
                 break
         played = {"returns": returns, "length": length, "success": success}
         shape = (program.members, self._episodes)

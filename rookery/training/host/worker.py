@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from rookery.core.host import HostTask, Rows
 from rookery.core.types import Spec
-from rookery.training.host.child import DONE, guard, read_job
+from rookery.training.host.child import DONE, LEAVE, guard, read_job
 from rookery.training.host.packing import Packing
 
 RESET, STEP = b"r", b"s"
@@ -79,11 +81,17 @@ def _serve(commands: int, replies: int, memory: int) -> None:
         own = Memory.over(buffer, packing).at(job)
         envs = job.task.open(job.stop - job.start)
         os.write(replies, DONE)
-        while command := os.read(commands, 1):
-            if command == RESET:
-                envs.reset(own.seeds, own.rows)
-            else:
-                envs.step(own.action, own.seeds, own.rows)
-            os.write(replies, DONE)
+        try:
+            while command := os.read(commands, 1):
+                if command == RESET:
+                    envs.reset(own.seeds, own.rows)
+                else:
+                    envs.step(own.action, own.seeds, own.rows)
+                os.write(replies, DONE)
+        except BaseException:
+            signal.alarm(LEAVE)  # ends the process if closing hangs
+            with suppress(Exception):
+                envs.close()
+            raise
         envs.close()
         os._exit(0)  # views of the mapped memory are still there, so that it cannot be closed

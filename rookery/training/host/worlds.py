@@ -29,7 +29,7 @@ class HostWorlds(eqx.Module):
     """Actions since its reset; if there are more than `actions` can hold, the episode cannot be rebuilt."""
     actions: Any  # [env, capacity, agent, ...]
     checksum: UInt32[Array, "*member env two"]
-    """Of everything that was seen since the reset."""
+    """Of everything that was seen since the reset; if every rollout begins with one, of what the next one showed."""
     carry: Carry
     tally: Tally
 

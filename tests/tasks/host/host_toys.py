@@ -6,7 +6,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 OBS = Box(-1.0, 1.0, (3,), np.float32)
 
@@ -165,3 +165,19 @@ def tic_tac_toe() -> Any:
 def nothing() -> int:
     """Not a factory."""
     return 3
+
+
+def broken() -> int:
+    """A factory that fails."""
+    return {}["nothing"]
+
+
+def menu() -> Script:
+    """A factory of an environment with a Dict observation, a mask in it, and a Discrete that begins at 5."""
+    return Script([], Dict({"dish": Discrete(3), "action_mask": MultiBinary(2)}), Discrete(2, start=5))
+
+
+def two_menus() -> Script:
+    """A factory of an environment of two agents whose branches differ in size."""
+    seen = Tuple((Box(0, 1, (2,), np.float32), Discrete(3)))
+    return Script([], seen, Tuple((MultiDiscrete([2, 3]), MultiDiscrete([3, 2]))))

@@ -11,13 +11,16 @@ import pytest
 import tyro
 from host_play import need
 
+import rookery.algorithms  # noqa: F401  (fills the registry)
 from rookery.core import config as configs
 from rookery.core.errors import ConfigError
-from rookery.core.registry import TASK_FAMILIES, TASK_PREFIXES, TASKS, find_task
+from rookery.core.registry import PRESETS, TASK_FAMILIES, TASK_PREFIXES, TASKS, find_task
 from rookery.tasks.host.atari_task import Atari
 from rookery.tasks.host.gymnasium_task import Gymnasium
 from rookery.tasks.host.names import installed
 from rookery.tasks.host.pettingzoo_task import PettingZoo
+from rookery.training.config import RunConfig
+from rookery.training.train import score_unit
 
 
 def test_catalog_names_are_found() -> None:
@@ -57,6 +60,7 @@ def test_known_modules_have_their_teams() -> None:
         ("gymnasium:", "lacks the name"),
         ("pettingzoo:mpe2.simple_spred_v3", "no module 'simple_spred_v3' in 'mpe2'. Did you mean 'simple_spread_v3'"),
         ("pymarl:no_such_package.envs:World", "there is no module 'no_such_package'. Is its package installed"),
+        ("host:no_such_file:make", "is found with --import no_such_file.py."),
         ("pymarl:host_toys:Coridor", "'host_toys' has no 'Coridor'. Did you mean 'Corridor'"),
         ("pymarl:host_toys", "expected package.module:name"),
         ("atari:MsPackman", "unknown Atari game 'MsPackman'. Did you mean 'ms_pacman'"),
@@ -78,6 +82,7 @@ def test_errors_of_names(name: str, words: str) -> None:
         ("gymnasium:CartPol-v1", "Did you mean 'CartPole-v"),
         ("host:host_toys:nothing", "returned int, which is neither"),
         ("pymarl:host_toys:cart_pole", "no MultiAgentEnv interface: get_env_info"),
+        ("host:host_toys:broken", "host:host_toys:broken cannot be opened with task.kwargs {}: KeyError at "),
         ("pettingzoo:pettingzoo.classic", "neither parallel_env nor env"),
     ],
 )
@@ -110,6 +115,18 @@ def test_a_missing_extra_is_named(name: str, package: str, extra: str, monkeypat
     assert f"pip install 'rookery[{extra}]'" in str(error.value)
 
 
+@pytest.mark.parametrize(("package", "extra"), [("MuJoCo", "mujoco"), ("Box2D", "box2d"), ("pygame", "gymnasium")])
+def test_the_extra_of_what_gymnasium_misses_is_named(package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gymnasium
+
+    def absent(*_: Any, **__: Any) -> None:
+        raise gymnasium.error.DependencyNotInstalled(f"{package} is not installed, run `pip install gymnasium[x]`")
+
+    monkeypatch.setattr(gymnasium, "make", absent)
+    with pytest.raises(ConfigError, match=rf"pip install 'rookery\[{extra}\]'"):
+        Gymnasium().make()
+
+
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(ConfigError, match=r"task\.kwargs must be a JSON object"):
         Gymnasium(kwargs="[1]")
@@ -119,9 +136,21 @@ def test_bad_arguments_are_named() -> None:
         Gymnasium(frame_skip=0)
     with pytest.raises(ConfigError, match=r"has no 'TimeLimits'\. Did you mean 'TimeLimit'"):
         _ = Gymnasium(wrappers=("gymnasium.wrappers:TimeLimits",)).spec
+    with pytest.raises(ConfigError, match=r"task\.wrappers: gymnasium\.wrappers:TimeLimit cannot be opened with arg"):
+        _ = Gymnasium(wrappers=("gymnasium.wrappers:TimeLimit",)).spec
     with pytest.raises(ConfigError, match=r"has no state\(\) of its own"):
         need("pettingzoo")
         _ = PettingZoo(module="pettingzoo.classic.tictactoe_v3", state=True).spec
+
+
+def test_a_clipped_return_is_no_success() -> None:
+    need("gymnasium")
+    plain = Gymnasium()
+    for task, unit in (
+        (plain, "return (mean over agents)"),
+        (replace(plain, clip_rewards=1.0), "return without clipping"),
+    ):
+        assert score_unit(RunConfig("dqn", "", PRESETS["dqn"], task)) == unit
 
 
 def test_wrappers() -> None:

@@ -137,14 +137,42 @@ def test_violations(step: Any, words: str) -> None:
 
 
 def test_bounds_can_be_ignored_but_not_nan() -> None:
-    envs = LoopEnvs(
-        [Gymnasium().adapt(Script([ok((9.0, 0.0, 0.0)), ok((np.nan, 0.0, 0.0))]), "toy")], check_bounds=False
-    )
+    script = Script([ok((9.0, 0.0, 0.0)), ok((np.nan, 0.0, 0.0))])
+    envs = LoopEnvs([Gymnasium(check_bounds=False).adapt(script, "toy")])
     rows = empty_rows(envs.spec, 1)
     envs.reset(np.array([0]), rows)
     assert move(envs, rows).obs[0, 0] == 9
     with pytest.raises(TrainingError, match="not finite"):
         move(envs, rows)
+
+
+def pair_of(steps: list[Any]) -> tuple[LoopEnvs, Rows]:
+    """An environment of two agents that plays back such steps."""
+    env = Script(
+        [(obs or (np.zeros(1), np.zeros(1)), [1.0, 2.0], *rest, {}) for obs, *rest in steps],
+        Tuple((Box(0, 1, (1,), np.float64),) * 2),
+        Tuple((Discrete(2),) * 2),
+    )
+    env.reset = lambda **_: ((np.zeros(1), np.zeros(1)), {})  # pyright: ignore[reportAttributeAccessIssue]
+    return opened(env)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_endings_may_be_told_for_each_of_several_agents(kind: Any) -> None:
+    no, first, both = kind([False, False]), kind([True, False]), kind([True, True])
+    envs, rows = pair_of([(None, no, no), (None, first, no), (None, no, no), (None, no, kind([False, True]))])
+    assert not move(envs, rows).last
+    row = move(envs, rows)
+    assert not row.last and row.alive.tolist() == [False, True] and row.discount.tolist() == [0, 1]
+    assert row.legal.tolist() == [[True, False], [True, True]], "who is gone has one legal action"
+    row = move(envs, rows)
+    assert not row.last and row.alive.tolist() == [False, True] and row.discount.tolist() == [0, 1]
+    row = move(envs, rows)
+    assert row.last and row.discount.tolist() == [0, 1], "the first died, the second was cut"
+    assert move(envs, rows).first and rows.alive.all()
+    envs, rows = pair_of([(None, both, no)])
+    row = move(envs, rows)
+    assert row.last and not row.discount.any()
 
 
 def test_an_engine_may_change_its_buffers() -> None:
@@ -255,6 +283,14 @@ def test_pymarl_rows() -> None:
         np.testing.assert_array_equal(row.legal, np.array(raw.get_avail_actions(), bool))
         np.testing.assert_array_equal(row.alive, raw.place < raw.length)
     assert wins and cuts
+
+
+def test_pymarl_truncation_counts_without_info() -> None:
+    corridor = Corridor()
+    corridor.step = lambda actions: (corridor.get_obs(), 0.0, False, True, None)  # pyright: ignore[reportAttributeAccessIssue]
+    envs, rows = opened(corridor, PyMarl())
+    row = move(envs, rows, 1)
+    assert row.last and row.discount.all()
 
 
 def test_pymarl_around_lbforaging() -> None:

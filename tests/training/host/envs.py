@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -153,7 +155,15 @@ class FaultyEnvs(Counters):
         if task.how == "refuse":
             raise ConfigError("the task cannot be opened here.")
         super().__init__(Counter(), envs)
-        self.faulty, self.steps = task, 0
+        self.faulty, self.steps, self.server = task, 0, None
+        if task.server:
+            self.server = subprocess.Popen(["sleep", "100"])
+            Path(task.server, str(self.server.pid)).touch()
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.kill()
+            self.server.wait()
 
     def step(self, action: np.ndarray, seeds: np.ndarray, rows: Rows) -> None:
         if self.steps >= self.faulty.at and self._now(seeds):
@@ -191,6 +201,8 @@ class Faulty(HostTask):
     at: int = 0
     once: str = ""
     """A file that is made by the one failure there is; empty: every step from `at` on fails."""
+    server: str = ""
+    """A folder with a file for each process that environments started, named by its id; empty: they start none."""
 
     @property
     def spec(self) -> Spec:

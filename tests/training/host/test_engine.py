@@ -210,6 +210,26 @@ def test_an_environment_that_cannot_be_repeated_begins_afresh(tmp_path: Path) ->
     assert again._collector.halves[0].stepper.rows.first.all()
 
 
+@pytest.mark.parametrize(("task", "said"), [(Counter(), "no steps were compared"), (Counter(random=True), "fresh")])
+def test_nothing_is_claimed_of_rollouts_that_begin_with_a_reset(task: Counter, said: str, tmp_path: Path) -> None:
+    """Their episodes are not repeated: the resets of the next rollout are compared, and nothing else."""
+    config = config_of("iql", task, collect=Collect(envs=2, length=0, restart=True))
+    engine, state = begun(config)
+    state, _ = engine.chunk(state, 2)
+    rows = Rows(*(field.copy() for field in engine._collector.halves[0].stepper.rows))
+    checkpoint.save(tmp_path, state, chunk=1, steps=[0], score=0.0, keep=1)
+    again = HostEngine(config)
+    found = checkpoint.load(tmp_path, again.shapes)
+    assert found is not None
+    now = again.restore(found.state)
+    resumed = again.record()["environments_resumed"]
+    assert said in resumed and not resumed.startswith("bit for bit")
+    assert any("Not resumed bit for bit" in note for note in again.notes) == task.random
+    if not task.random:
+        np.testing.assert_array_equal(again._collector.halves[0].stepper.rows.obs, rows.obs)
+        assert_same(engine.chunk(state, 2)[0], again.chunk(now, 2)[0])
+
+
 def test_an_episode_that_is_too_long_to_repeat_begins_afresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rookery.training.host.worlds.LONGEST", 6)
     config = config_of(task=Counter(shortest=4, longest=12, limit=0), collect=Collect(envs=4, length=8))

@@ -107,7 +107,7 @@ def walk(envs: WorkerPool, rows: int = 12) -> None:
         ("raise", r"raised:(.|\n)*ValueError: the environment broke"),
         ("abort", r"was killed by SIGABRT(.|\n)*in step"),
         ("kill", r"was killed by SIGKILL"),
-        ("hang", r"did not answer for 1 seconds"),
+        ("hang", r"did not answer for 1 seconds(.|\n)*It is here:(.|\n)*in _fail"),
         ("exit", r"exited with code 3"),
     ],
 )
@@ -131,6 +131,35 @@ def test_a_failure_in_this_process_says_where() -> None:
 def test_a_task_that_cannot_be_opened_is_an_error_at_once() -> None:
     with pytest.raises(TrainingError, match="cannot be opened here"):
         pool(Faulty(how="refuse"))
+
+
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_a_server_that_an_environment_started_ends_with_its_worker(how: str, tmp_path: Path) -> None:
+    """A worker that raises closes its environments, and one that hangs is killed with all that it started."""
+    envs = pool(Faulty(how=how, at=1, server=str(tmp_path)), timeout=1.0)
+    servers = [int(file.name) for file in tmp_path.iterdir()]
+    assert len(servers) == 2 and all(map(alive, servers))
+    with pytest.raises(TrainingError):
+        walk(envs)
+    envs.close()
+    assert wait_until(lambda: not any(map(alive, servers)))
+
+
+def test_an_evaluation_plays_a_lost_episode_whole(tmp_path: Path) -> None:
+    workers, episodes = Workers(count=1, timeout=10.0, on_failure="restart"), []
+    for task in (Faulty(at=1000), Faulty(how="kill", at=2, once=str(tmp_path / "failed"))):
+        engine = HostEngine(replace(config_of(task, workers), evaluation=replace(EVALUATION, episodes=12)))
+        try:
+            state, found = engine.evaluate(engine.init())
+            assert engine.player.restarts == (1 if task.once else 0)
+            episodes.append(jax.tree.map(np.asarray, found))
+            if task.once:
+                _, report = engine.chunk(state, 1)
+                assert float(report.means["train/worker_restarts"].total[0]) == 1.0
+        finally:
+            engine.close()
+    assert episodes[0]["length"].max() > 7, "the longest must not fit into what is left of the loop"
+    jax.tree.map(np.testing.assert_array_equal, *episodes)
 
 
 @pytest.mark.parametrize("how", ["raise", "kill", "hang"])
