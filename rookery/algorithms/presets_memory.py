@@ -38,12 +38,13 @@ _q = Episodic(
 PRESETS["q"] = _q
 
 # -- dictionaries ---------------------------------------------------------------------------------------------------
-# MFEC (Blundell et al. 2016): the best return so far of every state and action, keys are random projections.
+# MFEC (Blundell et al. 2016): the best return so far of every state and action, keys are random projections. Returns
+# are sums of rewards: a value that was bootstrapped too high would stay. What comes after 1000 of them weighs 4e-5.
 PRESETS["mfec"] = Episodic(
     memory="dictionary",
     dictionary=Dictionary(capacity=10_000, neighbors=11, update="max"),
     encoder=Encoder("random", dim=64),
-    write=Write(n=100, drain=4),
+    write=Write(n=1000, drain=4, bootstrap=False),
     acting=Act(Schedule(1.0, 0.005, steps=5_000)),
     collect=Collect(envs=4, length=4),
 )
@@ -97,7 +98,7 @@ PRESETS["mfec_atari"] = Episodic(
     memory="dictionary",
     dictionary=Dictionary(capacity=100_000, neighbors=11, update="max"),
     encoder=Encoder("random", dim=64),
-    write=Write(n=100, drain=1),
+    write=Write(n=1000, drain=1, bootstrap=False),
     acting=replace(_explore, epsilon=Schedule(1.0, 0.005, steps=100_000)),
     collect=_atari,
 )
