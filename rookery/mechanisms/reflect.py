@@ -163,8 +163,8 @@ class Abstract:
     ) -> Float[Array, "node"]:
         """The scores of all nodes, of methods that have them."""
         if self.method == "degree":
-            into, out = ops.degrees(edges.next)
-            return ops.degree_score(into, out, memory.visits, jnp.maximum(memory.nodes, 1))
+            out = jnp.sum(edges.next >= 0, axis=1)
+            return ops.degree_score(memory.in_degree, out, memory.visits, jnp.maximum(memory.nodes, 1))
         if self.method == "common":
             assert kept is not None, "made by `empty`"
             return _recurrence(memory, kept)

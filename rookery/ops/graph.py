@@ -128,13 +128,6 @@ def top_nodes(score: Float[Array, "node"], filled: Bool[Array, "node"], k: int) 
     return jnp.where(jnp.isneginf(best), -1, node)
 
 
-def degrees(next: Int[Array, "node slot"]) -> tuple[Int[Array, "node"], Int[Array, "node"]]:
-    """In-degree and out-degree of each node."""
-    n = next.shape[0]
-    into = jax.lax.full((n,), 0, jnp.int32).at[jnp.where(next >= 0, next, n).reshape(-1)].add(1, mode="drop")
-    return into, jnp.sum(next >= 0, axis=1)
-
-
 def degree_score(
     into: Int[Array, "node"], out: Int[Array, "node"], visits: Int[Array, "node"], nodes: Int[Array, ""]
 ) -> Float[Array, "node"]:

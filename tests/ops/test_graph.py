@@ -117,15 +117,6 @@ def test_top_nodes() -> None:
     np.testing.assert_array_equal(graph.top_nodes(score, filled, 5), [1, 2, 3, 0, -1])
 
 
-@SMALL
-@given(SEEDS)
-def test_degrees(seed: int) -> None:
-    next = random_edges(seed).next
-    g, (into, out) = digraph(next), graph.degrees(next)
-    np.testing.assert_array_equal(into, [g.in_degree(n) for n in range(N)])
-    np.testing.assert_array_equal(out, [g.out_degree(n) for n in range(N)])
-
-
 def test_degree_score_by_hand() -> None:
     """(3 + 1) / sqrt(8 / 2) = 2, and (1 + 0) / sqrt(2 / 2) = 1."""
     score = graph.degree_score(jnp.array([3, 1]), jnp.array([1, 0]), jnp.array([8, 2]), jnp.int32(2))
