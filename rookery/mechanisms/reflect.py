@@ -24,9 +24,12 @@ from rookery.mechanisms.gnn import Gnn, GnnState, embed
 from rookery.memory.graph import TERMINAL, GraphState, Handle, alive, live
 from rookery.ops import graph as ops
 from rookery.ops.graph import Edges
+from rookery.ops.knn import nearest
 from rookery.ops.loops import once, repeat
 
 Where = Bool[Array, "env"]
+_LLOYD = 10
+"""Steps of k-means from where it starts, which is the same at each call."""
 
 
 class Trajectories(eqx.Module):
@@ -45,10 +48,10 @@ class Trajectories(eqx.Module):
 class Abstract:
     """Which nodes of the graph are key nodes."""
 
-    method: Literal["none", "cluster", "gnn", "degree", "common"] = "none"
-    """cluster: centers of canopies of keys (GCMR). gnn: nodes that differ most from the mean of their neighborhood
-    (GBMR). degree: well connected for how often they are visited (GQSI). common: nodes that recur in the best
-    trajectories (GQIL)."""
+    method: Literal["none", "cluster", "kmeans", "gnn", "degree", "common"] = "none"
+    """cluster: centers of canopies of keys (GCMR). kmeans: the nodes nearest to centroids of keys. gnn: nodes that
+    differ most from the mean of their neighborhood (GBMR). degree: well connected for how often they are visited
+    (GQSI). common: nodes that recur in the best trajectories (GQIL)."""
     nodes: Count = 8
     """Key nodes, at most."""
     t1: Positive = 1 / 3
@@ -155,6 +158,8 @@ class Abstract:
         filled = memory.filled
         if self.method == "cluster":
             return ops.canopy(memory.keys, filled, self.t1, self.t2, self.nodes).center
+        if self.method == "kmeans":
+            return _central(memory, self.nodes)
         score = self.score(memory, edges, kept, gnn)
         return ops.top_nodes(score, filled & (score > 0) if self.method == "common" else filled, self.nodes)
 
@@ -181,6 +186,16 @@ def _recurrence(memory: GraphState, kept: Trajectories) -> Float[Array, "node"]:
         return jnp.zeros(nodes).at[jnp.where(real, node, nodes)].set(1.0, mode="drop")
 
     return jnp.sum(jax.vmap(occurs)(kept.best.node, kept.best.generation, kept.best_returns), axis=0)
+
+
+def _central(memory: GraphState, clusters: int) -> Int[Array, "key"]:
+    """The node nearest to the centroid of each cluster of keys; -1 for clusters without nodes."""
+    # From nodes at equal distances in the table on, which hold what was found at different times.
+    rank = jnp.cumsum(memory.filled) - 1
+    start = jnp.searchsorted(rank, np.arange(clusters) * memory.nodes // clusters)
+    centroid, owner = ops.kmeans(memory.keys, memory.filled, memory.keys[start], _LLOYD)
+    used = jnp.any(owner[None, :] == np.arange(clusters)[:, None], axis=1)
+    return jnp.where(used, nearest(memory.keys, memory.norms, centroid, 1).index[:, 0], -1)
 
 
 def _features(memory: GraphState, edges: Edges) -> tuple[Float[Array, "node n"], Int[Array, "node slot"]]:
