@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rookery.ops.loops import once, repeat
+from rookery.ops.loops import once, repeat, settle
 
 FAR = 1 << 30
 """Distance of what cannot be reached."""
@@ -152,7 +152,7 @@ def distances_to(next: Int[Array, "node slot"], target: Int[Array, "target"], sw
 
         return repeat(next.shape[1], relax, distance)
 
-    return jnp.minimum(repeat(sweeps, sweep, start), FAR).T
+    return jnp.minimum(settle(sweeps, sweep, start), FAR).T
 
 
 def distances_from(
@@ -168,7 +168,7 @@ def distances_from(
 
         return repeat(next.shape[1], relax, distance)
 
-    return jnp.minimum(repeat(sweeps, sweep, _start(n, source)), FAR).T
+    return jnp.minimum(settle(sweeps, sweep, _start(n, source)), FAR).T
 
 
 def _start(n: int, at: Int[Array, "source"]) -> Int[Array, "node source"]:

@@ -23,6 +23,22 @@ def repeat(times: int | Array, body: Callable[[Array, T], T], start: T) -> T:
     return cast("T", jax.lax.fori_loop(0, times, body, start))  # pyright: ignore[reportUnknownMemberType]  (untyped in JAX)
 
 
+def settle(times: int | Array, body: Callable[[Array, Array], Array], start: Array) -> Array:
+    """As `repeat`, but ends with the first round that changes nothing; under a `vmap`, that changes no member."""
+
+    def goes_on(now: tuple[Array, Array, Array]) -> Array:
+        i, changes, _ = now
+        return (i < times) & (changes > 0)
+
+    def one(now: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        i, _, state = now
+        after = body(i, state)
+        return i + 1, widest(jnp.any(after != state).astype(jnp.int32)), after
+
+    loop: Any = _jax.lax.while_loop(goes_on, one, (jnp.int32(0), jnp.int32(1), start))
+    return loop[2]
+
+
 def once(f: Callable[[], T], count: Int[Array, ""]) -> T:
     """f(), done with all that it reads before anything that uses its result begins.
 
