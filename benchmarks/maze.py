@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from scaling import fill_memory
 
 import rookery.algorithms
 import rookery.tasks  # noqa: F401  (both fill the registries)
@@ -114,13 +115,13 @@ def sized(algo: Q | Episodic, entries: int) -> Q | Episodic:
 def steps_per_second(algo: Any, task: str, seconds: float) -> float:
     """Environment steps of one seed in a second, after a first chunk has been compiled and has run.
 
-    Reads, writes and reconstruction cost the same however full a memory is, so that none needs to be filled first.
+    All slots of a memory are in use from the start: searches end with its last entry.
     """
     program = Program(RunConfig("", task, algo, TASKS[task], 10_000_000, (0,)))
     rows = algo.collect.envs * algo.collect.transitions(TASKS[task].spec)
     iterations = max(4096 // rows, 1)
     chunk = jit(partial(program.chunk, iterations=iterations), donate_argnums=0)
-    state = jax.block_until_ready(chunk(jit(program.init, once=True)()))[0]
+    state = jax.block_until_ready(chunk(fill_memory(jit(program.init, once=True)())))[0]
     before, begun = int(state.members.steps[0]), time.perf_counter()
     while time.perf_counter() - begun < seconds:
         state = jax.block_until_ready(chunk(state))[0]

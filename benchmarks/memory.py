@@ -5,8 +5,8 @@
 The exact search in blocks, `jax.lax.top_k` and `jax.lax.approx_max_k` find 50 neighbors of random queries in tables of
 random keys of dimension 64. All are called in turn, round after round, so that noise hits all; times are the least of
 the rounds. Recall is the share of the true neighbors, found by numpy in float64 for up to four queries. Writes are 16
-rows of new states into memories with so many slots, a write costing the same however full they are: with a match by
-hash, by distance, and into a graph (node, edge and value). Tables of more than --gigabytes are left out.
+rows of new states into full memories with so many slots: with a match by hash, by distance, and into a graph (node,
+edge and value). Tables of more than --gigabytes are left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import add_out, least_seconds, markdown, save
+from scaling import in_use
 
 from rookery.memory.dictionary import Dictionary, Rows
 from rookery.memory.graph import Graph, Moves, nowhere
@@ -77,7 +78,7 @@ def reads(tables: int, n: int, batch: int, rounds: int) -> dict[str, Any]:
 
 
 def writes(n: int, rounds: int) -> dict[str, Any]:
-    """Milliseconds of writing 16 rows of an endless stream of new states into memories with n slots."""
+    """Milliseconds of writing 16 rows of an endless stream of new states into full memories with n slots."""
     rows = 8
     keys = jax.random.normal(jax.random.PRNGKey(3), (rows, ROWS, DIM))
     on, action = jnp.ones(ROWS, bool), jnp.zeros(ROWS, jnp.int32)
@@ -87,7 +88,7 @@ def writes(n: int, rounds: int) -> dict[str, Any]:
             now = jnp.sum(memory.count) + memory.evictions
             return config.write(memory, Rows(key + now, action, jnp.ones(ROWS), on), now)[0], None
 
-        return streamed(one, config.empty(DIM, 1))
+        return streamed(one, in_use(config.empty(DIM, 1)))
 
     def grown(config: Graph) -> Callable[[], Any]:
         def one(carry: Any, key: Any) -> tuple[Any, None]:
@@ -96,7 +97,7 @@ def writes(n: int, rounds: int) -> dict[str, Any]:
             memory = config.connect(memory, carry[1], Moves(action, jnp.ones(ROWS), ~on, on), to)
             return (config.learn(memory, carry[1], action, jnp.ones(ROWS), on), to), None
 
-        return streamed(one, (config.empty(DIM, 1), nowhere(ROWS)))
+        return streamed(one, (in_use(config.empty(DIM, 1)), nowhere(ROWS)))
 
     def streamed(one: Callable[..., Any], start: Any) -> Callable[[], Any]:
         """A call that goes on writing, its memory donated."""

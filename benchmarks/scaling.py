@@ -35,7 +35,7 @@ def rate(
 ) -> dict[str, Any]:
     """Steps per second of one process over `seconds`, so many iterations at once (as in training), and peak memory.
 
-    With `full`, all slots of the memory hold random keys from the start.
+    With `full`, all slots of the memory are in use from the start.
     """
     import jax
 
@@ -60,20 +60,65 @@ def rate(
 
 
 def fill_memory(state: Any) -> Any:
-    """The state with random keys in all slots of its memory, as late in a long run."""
+    """The state with all slots of its memory in use, as late in a long run; a state without a memory as it is."""
+    import equinox as eqx
+    import jax
+
+    where = _memory_of(state.members.algo)
+    if where is None:
+        return state
+    memory = where(state.members.algo)
+    axes = memory.merges.ndim  # members
+    filled = in_use
+    for _ in range(axes):
+        filled = jax.vmap(filled)
+    return eqx.tree_at(lambda s: where(s.members.algo), state, filled(memory))
+
+
+def _memory_of(algo: Any) -> Callable[[Any], Any] | None:
+    """Where the state of an algorithm has its memory: a memory agent's own, or what a value network is told by."""
+    if hasattr(algo, "view"):
+        return lambda algo: algo.view.memory
+    return (lambda algo: algo.remembered.memory) if getattr(algo, "remembered", None) is not None else None
+
+
+def in_use(memory: Any) -> Any:
+    """The memory with random entries in all slots: keys, values, visits, and for graphs edges between random nodes."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
 
     from rookery.memory.graph import TERMINAL, GraphState
 
-    memory = state.members.algo.view.memory
-    keys = jax.random.normal(jax.random.PRNGKey(0), memory.keys.shape)
-    norms = jnp.sum(jnp.square(keys), axis=-1)
-    if isinstance(memory, GraphState):  # its terminal node has no key
-        norms = norms.at[..., TERMINAL].set(jnp.inf)
-    full = eqx.tree_at(lambda m: (m.keys, m.norms), memory, (keys, norms))
-    return eqx.tree_at(lambda s: s.members.algo.view.memory, state, full)
+    a, b, c, d = jax.random.split(jax.random.PRNGKey(0), 4)
+    keys = jax.random.normal(a, memory.keys.shape)
+    norms, slots = jnp.sum(jnp.square(keys), axis=-1), memory.norms.shape[-1]
+    if not isinstance(memory, GraphState):
+        values, visits = jax.random.normal(b, memory.values.shape), jnp.ones_like(memory.visits)
+        hashes = jax.random.bits(c, memory.hashes.shape, memory.hashes.dtype)
+        return eqx.tree_at(
+            lambda m: (m.keys, m.norms, m.hashes, m.values, m.visits, m.count),
+            memory,
+            (keys, norms, hashes, values, visits, jnp.full_like(memory.count, slots)),
+        )
+    norms = norms.at[TERMINAL].set(jnp.inf)  # it has no key
+    shape, real = memory.edges.next.shape, memory.q_visits.at[...].set(1).at[TERMINAL].set(0)
+    next = jax.random.randint(b, shape, 0, slots).at[TERMINAL].set(-1)
+    into = jnp.zeros(slots, jnp.int32).at[jnp.where(next < 0, slots, next)].add(1, mode="drop")
+    edges = eqx.tree_at(
+        lambda e: (e.next, e.action, e.visits),
+        memory.edges,
+        (next, jax.random.randint(c, shape, 0, memory.q.shape[1]), jnp.ones(shape, jnp.int32)),
+    )
+    return eqx.tree_at(
+        lambda m: (m.keys, m.norms, m.visits, m.q, m.q_visits, m.in_degree, m.edges, m.nodes, m.edge_count),
+        memory,
+        (
+            *(keys, norms, jnp.ones(slots, jnp.int32)),
+            *(jax.random.normal(d, memory.q.shape).at[TERMINAL].set(0.0), real, into, edges),
+            *(jnp.int32(slots - 1), jnp.sum(next >= 0, dtype=jnp.int32)),
+        ),
+    )
 
 
 def episode_bytes(preset: str, task: str) -> dict[str, Any]:
