@@ -143,14 +143,20 @@ def compute_table(results: Results) -> Table:
     key = results.runs.members.select("run", "label", "task").unique(maintain_order=True)
     # A run with swept values has several labels; its cost cannot be divided, and is given for all of them together.
     names = key.group_by("run", maintain_order=True).agg(pl.col("label").str.join(" / "), pl.col("task").first())
-    spent = names.join(results.runs.spent, on="run").group_by("task", "label", maintain_order=True)
-    frame = spent.agg(pl.len().alias("runs"), pl.col("steps").sum(), pl.col("seconds").sum())
+    metrics = results.runs.metrics.filter(pl.col("metric") == "reconstruction_updates")
+    updates = metrics.group_by("run").agg(pl.col("last").sum().alias("updates"))
+    joined = names.join(results.runs.spent, on="run").join(updates, on="run", how="left", maintain_order="left")
+    spent = joined.group_by("task", "label", maintain_order=True)
+    frame = spent.agg(pl.len().alias("runs"), pl.col("steps", "seconds", "updates").sum())
     rows = [
-        (task, label, runs, steps, seconds, steps / seconds if seconds else None)
-        for task, label, runs, steps, seconds in frame.iter_rows()
+        (task, label, runs, steps, seconds, steps / seconds if seconds else None, *([made] if len(updates) else []))
+        for task, label, runs, steps, seconds, made in frame.iter_rows()
     ]
     note = "Steps of all seeds together; seconds of training, without compiling and evaluation."
     columns = ("task", "algorithm", "runs", "steps", "seconds", "steps per second")
+    if len(updates):
+        note += " Reconstruction updates are those that a graph memory made besides those of the steps taken."
+        columns += ("reconstruction updates",)
     return Table("compute", "Compute spent", note, columns, tuple(rows))
 
 

@@ -68,6 +68,13 @@ def test_tables_hold_the_numbers_of_the_folders(two: list[RunFolder]) -> None:
     assert efficient[0]["score to reach"] == pytest.approx((-31 / 9 + 11) / 2)
 
 
+def test_updates_of_reconstruction_are_part_of_what_was_spent(make_run: Make, two: list[RunFolder]) -> None:
+    assert "reconstruction updates" not in table(gather(*two), "compute")[0]
+    memory = make_run(climb(9), "gbmr", seeds=FIVE, metrics={"reconstruction_updates": 7.0})
+    rows = table(gather(*two, memory), "compute")
+    assert {row["algorithm"]: row["reconstruction updates"] for row in rows} == {"qmix": 0, "vdn": 0, "gbmr": 35}
+
+
 def test_curves_are_straight_between_evaluations(make_run: Make) -> None:
     found = gather(make_run([[0.0, 10.0], [2.0, 4.0]]), at=(500,))
     assert table(found, "steps")[0]["IQM"] == pytest.approx((5 + 3) / 2)
