@@ -309,7 +309,11 @@ def _watched(action: Callable[[Progress], Any], quiet: bool, folder: Callable[[]
 def _interrupted(path: Path | None, kept: str) -> str:
     if path is None:
         return "rookery: interrupted before anything was saved."
-    return f"rookery: interrupted; {kept or 'what the last checkpoint has is kept'}. Continue: rookery resume {path}"
+    from rookery.training.checkpoint import manifests
+    from rookery.training.folder import RunFolder
+
+    saved = "what the last checkpoint has is kept" if manifests(RunFolder(path).checkpoints) else "nothing is saved yet"
+    return f"rookery: interrupted; {kept or saved}. Continue: rookery resume {path}"
 
 
 def _folder_of(config: RunConfig, out: Path) -> Path | None:

@@ -152,6 +152,15 @@ class Gumbel:
     samples: Count = 5
     """Noise vectors that the surrogate of grmck is averaged over."""
 
+    @property
+    def start(self) -> float:
+        """Temperature at step 0."""
+        return self._start()
+
+    def duration(self, budget: float) -> float:
+        """Environment steps until the temperature arrives at its end; 0 where it does not move."""
+        return float(self.period) if self.kind == "tags" else 0.0
+
     def temperature_at(self, steps: Array) -> Float[Array, ""]:
         """Temperature after so many environment steps."""
         start = self._start()

@@ -26,8 +26,6 @@ from rookery.training.provenance import usable_cores
 BYTES_PER_RUN = 3 << 29
 """Memory set aside for a run: most need between half a GiB and two."""
 LOG = "log.txt"
-PATIENCE = 5.0
-"""Seconds that a run gets to stop by itself; whatever it was doing, its folder survives a kill."""
 _NO_LIMIT = 60 * 24 * 7  # minutes, where Slurm is not told another limit
 
 
@@ -101,6 +99,12 @@ def spawn(program: Sequence[str], folder: Path, threads: int) -> subprocess.Pope
         )
 
 
+def ask(process: subprocess.Popen[bytes]) -> None:
+    """Ask a run to stop. Not by SIGINT, which is ignored below shells and clusters that ignore it."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+
+
 @dataclass
 class _ProcessJob:
     process: subprocess.Popen[bytes]
@@ -110,7 +114,7 @@ class _ProcessJob:
         return None if code is None else Ended(code)
 
     def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        ask(self.process)
 
     def kill(self) -> None:
         self.process.kill()
@@ -187,7 +191,7 @@ class Work:
             return Ended(1, f"{where}. Give an --out on a file system that all machines share.")
         process = spawn(self.program, self.folder, self.threads)
         try:
-            return Ended(process.wait())
+            return Ended(_wait(process))
         finally:
             # Only a cancelled job gets here before its process has ended.
             _end(process)
@@ -205,14 +209,20 @@ def perform(work: Work) -> Ended:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process to stop, then make it."""
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + PATIENCE
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.kill()
-    process.wait()
+    """Ask a process to stop, and wait until it has saved its chunk, which may take long; a second signal ends it."""
+    ask(process)
+    try:
+        _wait(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The code of a process, waited for in short turns: Ray's interrupt of a job does not end a system call."""
+    while process.poll() is None:
+        time.sleep(0.1)
+    return process.returncode
 
 
 @dataclass

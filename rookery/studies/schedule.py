@@ -16,7 +16,7 @@ import polars as pl
 
 from rookery.core import config as configs
 from rookery.core.errors import RookeryError, RunError
-from rookery.studies.executors import LOG, PATIENCE, Ended, Executor, Job
+from rookery.studies.executors import LOG, Ended, Executor, Job
 from rookery.studies.plan import Planned, Study
 from rookery.training import imports
 from rookery.training.folder import RunFolder
@@ -116,7 +116,8 @@ def estimate(entries: Sequence[Entry], out: Path, at_once: int) -> tuple[float, 
 def run(study: Study, out: Path, executor: Executor, watcher: Watcher, retry_failed: bool = False) -> list[Entry]:
     """Train what is not complete.
 
-    One bad run does not stop the rest. On Ctrl-C (or SIGTERM) the runs are stopped, then KeyboardInterrupt is raised.
+    One bad run does not stop the rest. On Ctrl-C (or SIGTERM) the runs finish their chunks and save them, then
+    KeyboardInterrupt is raised; a second one kills them.
     """
     entries = survey(study, out)
     startable = ("new", "interrupted", "broken", *(["failed"] if retry_failed else []))
@@ -125,7 +126,7 @@ def run(study: Study, out: Path, executor: Executor, watcher: Watcher, retry_fai
         elsewhere=[entry for entry in entries if entry.state == "running"],
         done=[entry for entry in entries if entry.state not in (*startable, "running")],
     )
-    with _noting_interrupts() as interrupted, _stopping(floor):
+    with _noting_interrupts() as interrupted, _stopping(floor, interrupted, watcher):
         while floor.waiting or floor.children or floor.elsewhere:
             if interrupted.is_set():
                 raise KeyboardInterrupt
@@ -213,21 +214,26 @@ def _noting_interrupts() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _stopping(floor: _Floor) -> Iterator[None]:
-    """Leave no job behind, however this ends."""
+def _stopping(floor: _Floor, interrupted: threading.Event, watcher: Watcher) -> Iterator[None]:
+    """Leave no job behind, however this ends. A run saves only when its chunk ends, however long that takes."""
     try:
         yield
     finally:
         running = [child.job for child in floor.children]
-        for job in running:
-            job.stop()
-        deadline = time.monotonic() + PATIENCE
+        interrupted.clear()
         try:
-            while any(job.poll() is None for job in running) and time.monotonic() < deadline:
+            for job in running:
+                job.stop()
+            if running:
+                watcher.message("stopping: every run finishes its chunk and saves it; interrupt again to kill them.")
+            while any(job.poll() is None for job in running) and not interrupted.is_set():
                 time.sleep(0.05)
         finally:
-            for job in running:
+            left = [job for job in running if job.poll() is None]
+            for job in left:
                 job.kill()
+            if left:
+                watcher.message(f"killed {len(left)} runs: what they had not saved yet is lost.")
 
 
 def _in_order(study: Study, floor: _Floor) -> list[Entry]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 from rookery.core import config as configs
 from rookery.core.types import Anneals
@@ -41,14 +43,36 @@ def notes(config: RunConfig) -> list[str]:
 def _cut_short(config: RunConfig) -> list[str]:
     """Schedules that the budget ends before they do."""
     found = []
-    for path, schedule in configs.nested(config.algo).items():
-        if not isinstance(schedule, Anneals):
-            continue
+    for path, schedule in _schedules(config.algo).items():
         start, end, needed = schedule.start, schedule.end, schedule.duration(config.steps)
         if needed > config.steps:
             found.append(
                 f"warning: algo.{path} needs {needed:,.0f} steps to go from {start:g} to {end:g}, but the run has "
-                f"{config.steps:,}: it will end at {start + (end - start) * config.steps / needed:.2g}. "
-                f"Set algo.{path}.steps lower, or 0 for a share of the budget."
+                f"{config.steps:,}: {_outcome(schedule, config.steps / needed)}."
             )
+    return found
+
+
+def _outcome(schedule: Any, share: float) -> str:
+    """Where a schedule ends after a share of its duration, and the entry to change."""
+    start, end = schedule.start, schedule.end
+    if "period" in {field.name for field in dataclasses.fields(schedule)}:  # a temperature, which falls geometrically
+        return f"it will end at {start * (end / start) ** share:.2g}. Set its period lower"
+    linear = start + (end - start) * share
+    return f"it will end at {linear:.2g}. Set its steps lower, or 0 for a share of the budget"
+
+
+def _schedules(algo: Any) -> dict[str, Anneals]:
+    """The schedules of an algorithm by path, also of those that it is made of (the algorithm of each team)."""
+    found: dict[str, Anneals] = {}
+    for path, config in {"": algo, **configs.nested(algo)}.items():
+        above = f"{path}." if path else ""
+        if path and isinstance(config, Anneals):
+            found[path] = config
+        for field in dataclasses.fields(config):
+            values = getattr(config, field.name)
+            for i, inner in enumerate(values if isinstance(values, tuple) else ()):
+                # A saved policy (of a team, for one) stands still.
+                if dataclasses.is_dataclass(inner) and not isinstance(inner, type) and not getattr(inner, "frozen", 0):
+                    found |= {f"{above}{field.name}.{i}.{name}": x for name, x in _schedules(inner).items()}
     return found

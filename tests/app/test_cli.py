@@ -22,6 +22,7 @@ from rookery.core.config import from_json, to_json
 from rookery.core.errors import ConfigError, RunError, TrainingError
 from rookery.core.registry import ABOUT, ALGORITHMS, PRESETS, TASK_FAMILIES, TASKS
 from rookery.core.types import ActionSpec, Collect, Spec
+from rookery.training import checkpoint
 from rookery.training.config import Evaluation, RunConfig, Sweep
 from rookery.training.folder import RunFolder
 
@@ -372,10 +373,11 @@ def test_an_interrupt_tells_how_to_go_on(
     assert cli.main(f"train toy --task toymaze/5 --out {tmp_path} --quiet".split()) == 130
     command = f"rookery resume {only_run(tmp_path)}"
     out, err = capsys.readouterr()
-    kept = "what the last checkpoint has is kept"
-    assert (out, err) == ("", f"rookery: interrupted; {kept}. Continue: {command}\n")
+    assert (out, err) == ("", f"rookery: interrupted; nothing is saved yet. Continue: {command}\n")
+    checkpoint.save(only_run(tmp_path) / "checkpoints", {}, chunk=1, steps=[1], score=0.0, keep=1)
     assert cli.main(command.split()[1:]) == 130
-    assert command in capsys.readouterr().err
+    kept = "what the last checkpoint has is kept"
+    assert capsys.readouterr().err == f"rookery: interrupted; {kept}. Continue: {command}\n"
 
 
 def test_errors_of_training_give_their_text_and_code(

@@ -90,6 +90,33 @@ def test_interrupt_stops_every_child(study_file: Write, tmp_path: Path, number: 
     assert set(states(ended).values()) == {"complete"}
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_interrupted_runs_may_finish_their_chunks(again: bool, study_file: Write, tmp_path: Path) -> None:
+    study, out = plan.load(study_file(STUDY)), tmp_path / "runs"
+    folder = study.runs[0].folder(out)
+
+    class Impatient(Watched):
+        def message(self, text: str) -> None:
+            super().message(text)
+            if text.startswith("stopping") and again:
+                os.kill(os.getpid(), signal.SIGINT)
+            elif text.startswith("stopping"):
+                (tmp_path / "go").touch()
+
+    def interrupt() -> None:
+        while folder.status().message != "in a chunk":
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    watched = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        schedule.run(study, out, acting(tmp_path, slots=1, vdn="chunk"), watched)
+    assert folder.status().state == "interrupted"
+    assert folder.status().message == ("in a chunk" if again else "saved")
+    assert any(text.startswith("killed 1 runs") for text in watched.messages) == again
+
+
 def test_a_run_that_another_process_trains_is_waited_for(study_file: Write, tmp_path: Path) -> None:
     study, out = plan.load(study_file(STUDY)), tmp_path / "runs"
     planned = study.runs[0]

@@ -15,6 +15,7 @@ import rookery
 from rookery.core.config import set_path, to_json, with_values
 from rookery.core.registry import PRESETS
 from rookery.core.types import Collect
+from rookery.studies.teams import with_teams
 from rookery.training import pace
 from rookery.training.config import Evaluation, RunConfig
 from rookery.training.folder import RunFolder
@@ -83,6 +84,18 @@ def test_a_schedule_that_outlives_the_budget_is_announced() -> None:
     # From 1 to 0.05 in 50,000 steps: 0.24 after 40,000.
     assert "algo.epsilon needs 50,000 steps" in note and "it will end at 0.24" in note
     assert not [note for note in pace.notes(replace(config, steps=50_000)) if note.startswith("warning")]
+
+
+def test_a_schedule_of_a_team_is_announced_too(tmp_path: Path) -> None:
+    config = with_teams(rookery.config("mappo", "mpe/simple_tag", steps=20_000), ["good=qmix"], tmp_path)
+    (note,) = [note for note in pace.notes(config) if note.startswith("warning")]
+    assert "algo.teams.0.algo.epsilon needs 50,000 steps" in note
+
+
+def test_a_temperature_that_outlives_the_budget_is_announced() -> None:
+    config = set_path(rookery.config("maddpg", "mpe/simple_spread", steps=20_000), "algo.gumbel.kind", "tags")
+    assert [note for note in pace.notes(config) if "algo.gumbel needs 2,000,000 steps" in note and "period" in note]
+    assert not [n for n in pace.notes(set_path(config, "algo.gumbel.kind", "st")) if "gumbel" in n]
 
 
 class Messages(Silent):

@@ -200,7 +200,10 @@ def nameless() -> Any:
 
 def guard(serve: Callable[[int, int, int], None], commands: int, replies: int, memory: int, faults: int) -> None:
     """Serve commands; whatever is raised is answered, and ends the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides what an interrupt means
+    # The training process decides what a signal to all of its group means: it finishes a chunk first. SIG_IGN would be
+    # inherited by the programs that environments start, which are ended by SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     faulthandler.enable(file=faults)
     faulthandler.register(LOOK, file=faults)
     try:

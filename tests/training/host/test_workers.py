@@ -122,6 +122,19 @@ def test_a_worker_that_fails_stops_the_run(how: str, said: str) -> None:
     assert wait_until(lambda: not any(map(alive, pids)))
 
 
+def test_workers_leave_it_to_their_parent_what_signals_mean() -> None:
+    """A scheduler or a terminal signals the whole group; the chunk that the parent then finishes needs its workers."""
+    envs = pool(Counter())
+    pids = envs.pids
+    walk(envs, 2)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    walk(envs, 2)
+    envs.close()
+    assert wait_until(lambda: not any(map(alive, pids)))
+
+
 def test_a_failure_in_this_process_says_where() -> None:
     engine = HostEngine(config_of(Faulty(how="raise", at=5), Workers(count=0)))
     with pytest.raises(TrainingError, match=r"test/faulty raised:(.|\n)*the environment broke"):
