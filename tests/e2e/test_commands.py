@@ -56,6 +56,24 @@ def test_a_killed_run_resumes_bit_for_bit_on_the_same_devices(home: Path, shell:
     assert [len(start["devices"]) for start in starts] == [int(shards)] * 2
 
 
+def test_a_killed_run_on_a_host_task_resumes_bit_for_bit(home: Path, shell: Shell) -> None:
+    pytest.importorskip("gymnasium")
+    task = ("--task", "gymnasium:CartPole-v1", "--task.no-check-bounds", "--task.limit", "60", "--workers.count", "1")
+    options = ("train", "a2c", *task, "--steps", "6e3", *SHORT)
+    whole, killed = home / "whole-host", home / "killed-host"
+    shell(*options, "--out", str(whole))
+    process = begin(home, *options, "--out", str(killed))
+    run = await_chunks(process, killed, 2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert run.status().state == "interrupted"
+    shell("resume", str(run.path))
+    assert_equal_runs(the_run(whole), run)
+    told = shell("show", str(run.path))
+    assert "on gymnasium:CartPole-v1" in told and "limit=60 check_bounds=False" in told
+    assert "environments resumed: bit for bit" in told
+
+
 def test_ctrl_c_keeps_what_was_trained(home: Path, shell: Shell) -> None:
     """Checkpoints are an hour apart, so only the interruption itself can have written one."""
     options = (*TRAIN[:-4], "--steps", "3e5", *SHORT[:-2], "--checkpoints.seconds", "3600", "--out", "stopped")
