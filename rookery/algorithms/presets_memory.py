@@ -102,14 +102,16 @@ PRESETS["mfec_atari"] = Episodic(
     acting=replace(_explore, epsilon=Schedule(1.0, 0.005, steps=100_000)),
     collect=_atari,
 )
-# NEC (Pritzel et al. 2017): one gradient step for 16 frames, which are four steps.
+# NEC (Pritzel et al. 2017): one gradient step for 16 frames, which are four steps. RMSprop with DQN's constants; DQN also
+# subtracts the gradient's mean.
+_dqn_rmsprop = Optimiser("rmsprop", lr=1e-5, rms_decay=0.95, eps=0.01, rms_eps="in_root")
 PRESETS["nec_atari"] = Episodic(
     memory="dictionary",
     dictionary=Dictionary(capacity=100_000, neighbors=50, update="average", rate=0.1),
     encoder=Encoder("conv", dim=64, width=256),
     write=Write(n=100, drain=1),
     acting=_explore,
-    learn=Learn(optimiser=Optimiser("rmsprop", lr=1e-5, rms_decay=0.95, eps=0.01), capacity=100_000, steps=4),
+    learn=Learn(optimiser=_dqn_rmsprop, capacity=100_000, steps=4),
     collect=_atari,
 )
 # Graphs: one table of nodes for all actions, keys are random projections. Values start at n-step targets, as above,
