@@ -102,8 +102,8 @@ PRESETS["mfec_atari"] = Episodic(
     acting=replace(_explore, epsilon=Schedule(1.0, 0.005, steps=100_000)),
     collect=_atari,
 )
-# NEC (Pritzel et al. 2017): one gradient step for 16 frames, which are four steps. RMSprop with DQN's constants; DQN also
-# subtracts the gradient's mean.
+# NEC (Pritzel et al. 2017): one gradient step for 16 frames, which are four steps. RMSprop with DQN's constants; DQN
+# also subtracts the gradient's mean.
 _dqn_rmsprop = Optimiser("rmsprop", lr=1e-5, rms_decay=0.95, eps=0.01, rms_eps="in_root")
 PRESETS["nec_atari"] = Episodic(
     memory="dictionary",
