@@ -60,7 +60,7 @@ class Workers:
     on_failure: Literal["stop", "restart"] = "stop"
     """What a worker that fails does to the run. restart: its environments begin new episodes in a new worker."""
     overlap: bool = False
-    """Step one half of each seed's environments while the policy acts in the other half."""
+    """Step one half of each seed's environments while the policy acts in the other half. Learning waits for both."""
 
 
 @dataclass(frozen=True)
