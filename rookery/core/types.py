@@ -294,10 +294,11 @@ class Collect:
 class Anneals(Protocol):
     """A schedule: a number that moves from `start` to `end`."""
 
-    start: float
-    end: float
-
-    def duration(self, budget: float) -> float:
+    @property
+    def start(self) -> Any: ...
+    @property
+    def end(self) -> Any: ...
+    def duration(self, budget: Any) -> Any:
         """Environment steps until it arrives, in a run of so many."""
         ...
 

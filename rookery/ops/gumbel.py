@@ -153,9 +153,11 @@ class Gumbel:
     """Noise vectors that the surrogate of grmck is averaged over."""
 
     @property
-    def start(self) -> float:
+    def start(self) -> Float[Array, ""]:
         """Temperature at step 0."""
-        return self._start()
+        # where(), not a branch: a sweep may trace the temperature.
+        given = jnp.float32(self.temperature)
+        return jnp.where(given > 0, given, TUNED[self.kind])
 
     def duration(self, budget: float) -> float:
         """Environment steps until the temperature arrives at its end; 0 where it does not move."""
@@ -163,7 +165,7 @@ class Gumbel:
 
     def temperature_at(self, steps: Array) -> Float[Array, ""]:
         """Temperature after so many environment steps."""
-        start = self._start()
+        start = self.start
         return annealed(steps, start, self.end, self.period) if self.kind == "tags" else start
 
     def draw(
@@ -184,14 +186,9 @@ class Gumbel:
         drawn = [estimate(scores, ok, stream(key, "branch", i)) for i, (scores, ok) in enumerate(columns)]
         return jnp.concatenate(drawn, axis=-1)
 
-    def _start(self) -> Float[Array, ""]:
-        # where(), not a branch: a sweep may trace the temperature.
-        given = jnp.float32(self.temperature)
-        return jnp.where(given > 0, given, TUNED[self.kind])
-
     def _estimator(self, steps: Array) -> Callable[[Array, Array, Array], Array]:
         """(logits, legal, key) -> sample."""
-        start = self._start()
+        start = self.start
         estimators: dict[Kind, Callable[[Array, Array, Array], Array]] = {
             "st": lambda logits, legal, key: st(logits, legal, key, start),
             "gst": lambda logits, legal, key: gst(logits, legal, key, start, self.gap),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from rookery.core.registry import PRESETS, TASK_FAMILIES
 from rookery.training.config import RunConfig
 
 if TYPE_CHECKING:
-    from rookery.algorithms.teams import Saved, Team
+    from rookery.algorithms.teams import Saved, Team, Teams
     from rookery.training.folder import RunFolder
 
 
@@ -43,8 +43,7 @@ def cross_play(path: Path, other: Path, episodes: int) -> list[dict[str, Any]]:
     """Mean return of every team, for each team that the first run plays against the other run; member by member."""
     import numpy as np
 
-    from rookery.algorithms.teams import Team, Teams, members
-    from rookery.core.types import Collect
+    from rookery.algorithms.teams import members
     from rookery.training.state import member_infos
     from rookery.training.train import evaluate_fresh
 
@@ -58,17 +57,23 @@ def cross_play(path: Path, other: Path, episodes: int) -> list[dict[str, Any]]:
     for mine in names:
         means: list[Any] = []
         for member in range(pairs):
-            teams: list[Team] = []
-            for name in names:
-                run, config = (path, ours) if name == mine else (other, theirs)
-                teams.append(Team(name, config.preset, config.algo, _saved(run, member)))
-            algo = Teams(teams=tuple(teams), collect=Collect(envs=1, length=1))
+            algo = pairing({name: path if name == mine else other for name in names}, member)
             one = replace(ours, algo=algo, seeds=(member_infos(ours)[member].seed,), sweep=())
             means.append(evaluate_fresh(one, episodes)["returns"].to_numpy().mean(axis=0))
         every = np.mean(means, axis=0)
         found = {f"return of {name}": float(every[list(members(spec, name))].mean()) for name in names}
         rows.append({f"{path.name} plays": mine, **found, "members": pairs})
     return rows
+
+
+def pairing(plays: Mapping[str, Path], member: int) -> Teams:
+    """Each team played by the best policy of a run's member."""
+    from rookery.algorithms.teams import Team, Teams
+    from rookery.core.types import Collect
+
+    configs = {name: _config(path) for name, path in plays.items()}
+    teams = [Team(name, configs[name].preset, configs[name].algo, _saved(path, member)) for name, path in plays.items()]
+    return Teams(teams=tuple(teams), collect=Collect(envs=1, length=1))
 
 
 def teams_of(folder: RunFolder) -> tuple[str, ...]:

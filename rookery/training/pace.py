@@ -44,7 +44,7 @@ def _cut_short(config: RunConfig) -> list[str]:
     """Schedules that the budget ends before they do."""
     found = []
     for path, schedule in _schedules(config.algo).items():
-        start, end, needed = schedule.start, schedule.end, schedule.duration(config.steps)
+        start, end, needed = (float(x) for x in (schedule.start, schedule.end, schedule.duration(config.steps)))
         if needed > config.steps:
             found.append(
                 f"warning: algo.{path} needs {needed:,.0f} steps to go from {start:g} to {end:g}, but the run has "
@@ -55,7 +55,7 @@ def _cut_short(config: RunConfig) -> list[str]:
 
 def _outcome(schedule: Any, share: float) -> str:
     """Where a schedule ends after a share of its duration, and the entry to change."""
-    start, end = schedule.start, schedule.end
+    start, end = float(schedule.start), float(schedule.end)
     if "period" in {field.name for field in dataclasses.fields(schedule)}:  # a temperature, which falls geometrically
         return f"it will end at {start * (end / start) ** share:.2g}. Set its period lower"
     linear = start + (end - start) * share
@@ -65,7 +65,8 @@ def _outcome(schedule: Any, share: float) -> str:
 def _schedules(algo: Any) -> dict[str, Anneals]:
     """The schedules of an algorithm by path, also of those that it is made of (the algorithm of each team)."""
     found: dict[str, Anneals] = {}
-    for path, config in {"": algo, **configs.nested(algo)}.items():
+    every: dict[str, Any] = {"": algo, **configs.nested(algo)}
+    for path, config in every.items():
         above = f"{path}." if path else ""
         if path and isinstance(config, Anneals):
             found[path] = config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from rookery.studies import plan, results
 from rookery.studies.plan import Compare
 from rookery.studies.read import open_runs
 from rookery.studies.summarise import teams_table
-from rookery.studies.teams import cross_play, with_teams
+from rookery.studies.teams import cross_play, pairing, with_teams
 from rookery.tasks.compiled.mpe import Mpe
 from rookery.training.check import check
 from rookery.training.compiled.program import Program
@@ -150,6 +151,9 @@ def test_presets_and_runs_by_name(tmp_path: Path) -> None:
     rows = cross_play(first.folder.path, first.folder.path, 8)
     assert [row[f"{first.folder.path.name} plays"] for row in rows] == ["adversary", "good"]
     assert rows[0]["return of good"] == rows[1]["return of good"]
+    other = Path(shutil.copytree(first.folder.path, tmp_path / "other"))
+    plays = {"adversary": first.folder.path, "good": other}
+    assert {team.name: Path(team.saved.path).parents[2] for team in pairing(plays, 0).teams} == plays
     # Reports have a row for each team.
     table = teams_table(results.collect(open_runs([first.folder]), Compare(resamples=50), {}))
     final = first.final().filter(pl.col("which") == "best")["returns"].to_numpy().mean(axis=0)

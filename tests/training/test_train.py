@@ -23,7 +23,7 @@ from rookery.core.registry import PRESETS
 from rookery.training import blocks, checkpoint
 from rookery.training.config import Checkpoints, Evaluation, RunConfig, Sweep
 from rookery.training.progress import Silent
-from rookery.training.train import Run, evaluate_run
+from rookery.training.train import Run, evaluate_fresh, evaluate_run
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,19 @@ def test_what_a_run_leaves(run: Run) -> None:
     np.testing.assert_allclose(final["score"], final["success"])
     np.testing.assert_allclose(final["return_mean"], final["success"] * 200)
     assert run.timing()["steps"].sum() == last["steps"].sum()
+
+
+def test_start_states_are_independent_between_seeds_and_paired_between_algorithms() -> None:
+    """In an episode of one step the return is hardly more than where the agents began."""
+
+    def returns(preset: str) -> np.ndarray:
+        config = small_config(preset, "mpe/simple_spread", seeds=(0, 1), evaluation=Evaluation(episodes=32))
+        frame = evaluate_fresh(replace(config, task=replace(config.task, limit=1)), 32)
+        return frame["return_mean"].to_numpy().reshape(2, 32)
+
+    (ours, other), (theirs, _) = returns("iql"), returns("vdn")
+    assert np.corrcoef(ours, theirs)[0, 1] > 0.9
+    assert abs(np.corrcoef(ours, other)[0, 1]) < 0.5
 
 
 @pytest.mark.parametrize("which", ["best", "last"])
