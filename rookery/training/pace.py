@@ -64,12 +64,10 @@ def _outcome(schedule: Any, share: float) -> str:
 
 def _schedules(algo: Any) -> dict[str, Anneals]:
     """The schedules of an algorithm by path, also of those that it is made of (the algorithm of each team)."""
-    found: dict[str, Anneals] = {}
     every: dict[str, Any] = {"": algo, **configs.nested(algo)}
+    found = {path: config for path, config in every.items() if path and isinstance(config, Anneals)}
     for path, config in every.items():
         above = f"{path}." if path else ""
-        if path and isinstance(config, Anneals):
-            found[path] = config
         for field in dataclasses.fields(config):
             values = getattr(config, field.name)
             for i, inner in enumerate(values if isinstance(values, tuple) else ()):
