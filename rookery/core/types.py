@@ -40,6 +40,8 @@ class ActionSpec:
     """Lower bounds of a box, one row per agent (or one for all), one number per dimension; (): -1 everywhere."""
     high: tuple[tuple[float, ...], ...] = ()
     """Upper bounds of a box, laid out as `low`; (): 1 everywhere."""
+    clip: bool = True
+    """Whether environments get box actions clipped to their bounds."""
 
     @property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:

@@ -43,6 +43,8 @@ def test_box_actions_stay_in_their_bounds() -> None:
     actions = [policy.act(seen, key) for key in [None, *KEYS]]
     assert all(a.shape == (1,) and a.dtype == np.float32 and space.contains(a) for a in actions)
     assert max(abs(a[0]) for a in actions) == 2.0, "some must have been clipped"
+    free = policy_of(Gymnasium(id="Pendulum-v1", clip_actions=False), "ppo", shift=3.0)
+    assert max(abs(free.act(seen, key)[0]) for key in KEYS) > 2.0
     stacked = policy.act(seen[None])
     assert stacked.shape == (1, 1) and stacked[0] == policy.act(seen)
 

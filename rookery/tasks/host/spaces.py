@@ -254,7 +254,7 @@ class Actions:
             )
         self.kind = kinds.pop()
         self.sizes = tuple(_real_size(space) for space in spaces)
-        self.spec = _action_spec(self.kind, spaces)
+        self.spec = _action_spec(self.kind, spaces, clip=clip)
         self.legal = np.stack([self._legal(space) for space in spaces])
         self.native: tuple[Callable[[Any], Any], ...] = tuple(_native(self.kind, space) for space in spaces)
         idle = np.zeros(self.spec.width, bool)
@@ -305,7 +305,7 @@ def _real_size(space: Any) -> int:
     return int(np.sum(_branches(space)[0])) if kind in ("Discrete", "MultiDiscrete") else int(np.prod(space.shape))
 
 
-def _action_spec(kind: str, spaces: Sequence[Any]) -> ActionSpec:
+def _action_spec(kind: str, spaces: Sequence[Any], *, clip: bool = True) -> ActionSpec:
     if kind == "discrete":
         return ActionSpec("discrete", (max(int(s.n) for s in spaces),))
     if kind == "multi_discrete":
@@ -323,7 +323,7 @@ def _action_spec(kind: str, spaces: Sequence[Any]) -> ActionSpec:
     )
     if len(set(low)) == 1 and len(set(high)) == 1:
         low, high = low[:1], high[:1]
-    return ActionSpec("box", (size,), low, high)
+    return ActionSpec("box", (size,), low, high, clip)
 
 
 def _padded(values: np.ndarray, size: int, pad: float) -> tuple[float, ...]:

@@ -58,7 +58,10 @@ def within_bounds(spec: ActionSpec, action: Action) -> Action:
 
     0 stands for what is not a number: a member that diverged acts on until its chunk reports it as failed.
     """
-    return jnp.clip(jnp.where(jnp.isfinite(action), action, 0.0), *spec.bounds) if spec.kind == "box" else action
+    if spec.kind != "box":
+        return action
+    action = jnp.where(jnp.isfinite(action), action, 0.0)
+    return jnp.clip(action, *spec.bounds) if spec.clip else action
 
 
 def advance(task: Task[Any], env: PyTree[Array], step: Step, action: Action, key: Array) -> tuple[Any, Step]:
