@@ -22,7 +22,7 @@ OURS = STUDY["algorithms"][0]
 # One gradient step for every four environment steps: with four environments, four steps after 16 transitions.
 COMMON: dict[str, Any] = {
     "learning_rate": OURS["optimiser"]["lr"],
-    "buffer_size": OURS["replay"]["capacity"],
+    "buffer_size": OURS["replay"]["capacity"] * OURS["collect"]["length"],  # transitions; ours are sequences
     "learning_starts": 1000,
     "batch_size": OURS["replay"]["batch"],
     "tau": OURS["target"]["tau"],
