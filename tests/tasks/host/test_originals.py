@@ -1,8 +1,11 @@
-"""Compiled particle worlds beside mpe2's: the same positions and actions lead to the same observations and rewards."""
+"""Compiled particle worlds beside mpe2's: the same positions and actions lead to the same observations and rewards, and
+a policy has the same score in both."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +17,9 @@ from small import hasty_jit
 
 from rookery.core.registry import TASKS
 from rookery.tasks.compiled.adapter import world_of
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+from originals import compare
 
 ORIGINALS = {
     "simple_spread": "simple_spread_v3",
@@ -58,3 +64,10 @@ def test_the_same_as_mpe2(scenario: str) -> None:
             for agent in actions:
                 np.testing.assert_allclose(mine[agent], seen[agent], atol=2e-3, err_msg=f"{agent} sees, row {t}")
                 np.testing.assert_allclose(earned[agent], reward[agent], atol=2e-3, err_msg=f"{agent} earns, row {t}")
+
+
+def test_a_policy_trained_on_the_compiled_world_scores_the_same_in_mpe2() -> None:
+    need("pettingzoo", "mpe2")
+    (found,) = compare("simple_speaker_listener", "ippo", steps=20_000, seeds=1, episodes=128).values()
+    assert found["compiled"] > -30, "it has learned: random play scores -38"
+    assert abs(found["difference"]) < found["interval"]
