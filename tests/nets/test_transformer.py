@@ -224,9 +224,13 @@ def test_a_landmark_named_by_its_index_is_found() -> None:
 
 @pytest.mark.parametrize("sees", ["obs", "state", "both"])
 def test_transformer_actors_and_critics(sees: Any) -> None:
-    """An actor reads attacks out of its enemies; a critic has one output, whatever it sees."""
+    """An actor reads attacks out of its enemies; a critic has one output. Only observations have tokens."""
     task = TASKS["smax/3m"]
     spec, algo = task.spec, PPO(actor=SMALL, critic=SMALL, value=Value(sees=sees), collect=Collect(envs=2, length=4))
+    if sees != "obs":
+        with pytest.raises(ConfigError, match="which has none"):
+            algo.check(spec)
+        algo = replace(algo, critic=replace(SMALL, kind="mlp"))
     algo.check(spec)
     state = algo.init(spec, jax.random.PRNGKey(0))
     actor, critic = state.nets["actor"].net, state.nets["critic"]
