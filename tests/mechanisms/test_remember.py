@@ -135,7 +135,7 @@ def test_values_are_learned_sooner(preset: str) -> None:
     ("task", "change", "word"),
     [
         ("mpe/simple_spread", {}, "one agent"),
-        ("maze/static", {"collect": Collect(envs=4, restart=True)}, "restart False"),
+        ("maze/static", {"collect": Collect(envs=4, restart=True)}, "no-restart"),
         ("maze/static", {"remember": Remember("best", capacity=16)}, "capacity"),
     ],
 )
