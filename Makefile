@@ -26,14 +26,13 @@ install: $(DEV)  ## make .venv and install the package with all that development
 	       "Name another one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv
 
-# Modules are compiled when they are first imported: compiling all of them ahead takes longer than the rest of the set-up.
 # Only what training and reports need: no test tools, no executors, no logs.
 $(USE): pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@ $(USE)
 
 lint: $(DEV)  ## style, import layers, types
